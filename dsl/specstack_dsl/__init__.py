@@ -1,0 +1,1 @@
+"""The pipeline language: text to a frozen, validated Pipeline. No torch, no engine."""

@@ -1,0 +1,1 @@
+"""Tensors in, tensors out: reference implementations and GPU kernels."""

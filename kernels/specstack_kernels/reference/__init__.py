@@ -1,0 +1,1 @@
+"""Pure-torch definitions; also the CPU path."""

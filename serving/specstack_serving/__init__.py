@@ -1,0 +1,1 @@
+"""The SGLang side of specstack: plug-in, worker, CPU platform, server command."""

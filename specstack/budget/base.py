@@ -1,0 +1,33 @@
+"""The contract of a budget policy: how many drafts a round may verify."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the engine is doing when a round starts."""
+
+    num_running: int
+    """Requests in the batch."""
+    num_queued: int = 0
+    """Requests waiting for admission."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Drafts per request for one round, and why."""
+
+    draft_budget: int
+    """Nodes per request, root excluded; 0 = plain decoding."""
+    reason: str
+    """Short, machine-readable, of bounded cardinality."""
+
+
+class BudgetPolicy(Protocol):
+    """Decides once a round, on the host, from the load alone: equal on every rank."""
+
+    def next(self, load: Load) -> Budget:
+        """Return the budget of the coming round."""

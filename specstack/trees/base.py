@@ -1,0 +1,19 @@
+"""The contract of a tree builder: choose the nodes that the target verifies."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from jaxtyping import Int
+from torch import Tensor
+
+from specstack.types import DraftProposal, DraftTree
+
+
+class TreeBuilder(Protocol):
+    """Builds one tree per request from the candidates of a round."""
+
+    def build(
+        self, proposal: DraftProposal, bonus_tokens: Int[Tensor, " B"], draft_budget: int
+    ) -> DraftTree:
+        """Return trees of N = draft_budget + 1 nodes, parents before children. Host sync: none."""

@@ -1,0 +1,107 @@
+"""What the parts of a round hand to each other: tensors with shapes, no behaviour.
+
+Letters: B requests, M candidate nodes, N tree nodes including the root, K path width
+(= depth + 1), V vocabulary. Node 0 of a tree is the root: the bonus token of the last round.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class DraftProposal:
+    """Candidate drafts of one round, one trie per request, before a builder picks nodes.
+
+    A candidate's parent stands before it in the same row; -1 means a child of the root. Siblings
+    carry distinct tokens. Slots without a candidate have `log_q = -inf` and stand last.
+    """
+
+    tokens: Int[Tensor, "B M"]
+    parent_index: Int[Tensor, "B M"]
+    log_q: Float[Tensor, "B M"]
+    """Log of the probability, given its parent, that the target takes this token (<= 0)."""
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """A tree of N nodes per request; live nodes stand first, dead ones pad the row.
+
+    Dead nodes (index >= num_nodes) have `parent_index = 0`, `depth = 1`, see only the root and
+    themselves, and are not linked, so that no walk reaches them.
+    """
+
+    tokens: Int[Tensor, "B N"]
+    parent_index: Int[Tensor, "B N"]
+    depth: Int[Tensor, "B N"]
+    tree_mask: Bool[Tensor, "B N N"]
+    """Row attends column: the node itself and its ancestors."""
+    retrieve_next_token: Int[Tensor, "B N"]
+    """First child, or -1."""
+    retrieve_next_sibling: Int[Tensor, "B N"]
+    """Next child of the same parent, or -1."""
+    log_q: Float[Tensor, "B N"]
+    """Cumulative along the path; 0 at the root, -inf at dead nodes."""
+    num_nodes: Int[Tensor, " B"]
+    """Live nodes including the root, in [1, N]."""
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """N: nodes per request, root and dead nodes included."""
+        return self.tokens.shape[1]
+
+    def narrow(self, num_draft_tokens: int) -> DraftTree:
+        """Keep the first nodes of every row. The dropped ones must be dead in every row."""
+        n = num_draft_tokens
+        return DraftTree(
+            tokens=self.tokens[:, :n],
+            parent_index=self.parent_index[:, :n],
+            depth=self.depth[:, :n],
+            tree_mask=self.tree_mask[:, :n, :n],
+            retrieve_next_token=self.retrieve_next_token[:, :n],
+            retrieve_next_sibling=self.retrieve_next_sibling[:, :n],
+            log_q=self.log_q[:, :n],
+            num_nodes=self.num_nodes,
+        )
+
+
+@dataclass(frozen=True)
+class SamplingTensors:
+    """Per-request sampling settings, as SGLang normalises them: top_k = 1 is greedy."""
+
+    temperature: Float[Tensor, " B"]
+    top_k: Int[Tensor, " B"]
+    """Values >= V disable the filter."""
+    top_p: Float[Tensor, " B"]
+    """1.0 disables the filter."""
+    min_p: Float[Tensor, " B"]
+    """0.0 disables the filter."""
+    uniforms: Float[Tensor, "B K"]
+    """One number in [0, 1) per request and visited depth; the only source of randomness."""
+    is_all_greedy: bool
+    """Host knowledge: every request has top_k = 1."""
+
+
+@dataclass(frozen=True)
+class AcceptResult:
+    """What a round emits."""
+
+    accept_index: Int[Tensor, "B K"]
+    """Node ids of the accepted path, root first, padded with -1."""
+    accept_lens: Int[Tensor, " B"]
+    """Emitted tokens per request: correct drafts plus the bonus token, in [1, K]."""
+    emitted: Int[Tensor, "B K"]
+    """Emitted tokens: the drafts of the path without the root, then the new bonus; 0 beyond."""
+
+    @property
+    def num_correct_drafts(self) -> Int[Tensor, " B"]:
+        """Accepted drafts per request, without the bonus token."""
+        return self.accept_lens - 1
+
+    @property
+    def bonus_tokens(self) -> Int[Tensor, " B"]:
+        """The last emitted token of each request: the root of the next tree."""
+        return self.emitted.gather(1, (self.accept_lens - 1)[:, None].long())[:, 0]
