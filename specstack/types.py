@@ -6,8 +6,9 @@ Letters: B requests, M candidate nodes, N tree nodes including the root, K path 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -53,6 +54,22 @@ class DraftTree:
         """N: nodes per request, root and dead nodes included."""
         return self.tokens.shape[1]
 
+    @classmethod
+    def root_only(cls, bonus_tokens: Int[Tensor, " B"]) -> DraftTree:
+        """Trees without drafts: plain decoding."""
+        root = bonus_tokens[:, None].to(torch.int64)
+        none = torch.full_like(root, -1)
+        return cls(
+            tokens=root,
+            parent_index=none,
+            depth=torch.zeros_like(root),
+            tree_mask=torch.ones_like(root, dtype=torch.bool)[:, :, None],
+            retrieve_next_token=none,
+            retrieve_next_sibling=none,
+            log_q=torch.zeros(root.shape, device=root.device),
+            num_nodes=torch.ones_like(bonus_tokens, dtype=torch.int64),
+        )
+
     def narrow(self, num_draft_tokens: int) -> DraftTree:
         """Keep the first nodes of every row. The dropped ones must be dead in every row."""
         n = num_draft_tokens
@@ -66,6 +83,12 @@ class DraftTree:
             log_q=self.log_q[:, :n],
             num_nodes=self.num_nodes,
         )
+
+    def to(self, device: torch.device) -> DraftTree:
+        """The same trees on `device`; self when they are there."""
+        if self.tokens.device == device:
+            return self
+        return DraftTree(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
 
 
 @dataclass(frozen=True)
@@ -83,6 +106,8 @@ class SamplingTensors:
     """One number in [0, 1) per request and visited depth; the only source of randomness."""
     is_all_greedy: bool
     """Host knowledge: every request has top_k = 1."""
+    use_top_k_top_p: bool = True
+    """Host knowledge: some request uses top_p < 1 or a top_k between 1 and V. False saves a sort."""
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ class Load:
 
     num_running: int
     """Requests in the batch."""
-    num_queued: int = 0
-    """Requests waiting for admission."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,9 @@ from specstack.types import DraftProposal, DraftTree
 class TreeBuilder(Protocol):
     """Builds one tree per request from the candidates of a round."""
 
+    depth: int
+    """No node stands deeper than this; the root has depth 0."""
+
     def build(
         self, proposal: DraftProposal, bonus_tokens: Int[Tensor, " B"], draft_budget: int
     ) -> DraftTree:

@@ -1,1 +1,1 @@
-"""Pure-torch definitions; also the CPU path."""
+"""The definitions: loops that are obviously right. Every faster version is tested against them."""

@@ -1,0 +1,111 @@
+"""pydantic's errors in the words of the language: what was expected, what was found, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from specstack_dsl.errors import Position, Problem, did_you_mean
+
+_EXPECTED = {
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "float_type": "a number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "model_attributes_type": "a mapping",
+}
+
+
+def found(value: Any) -> str:
+    """Show a value as the reader wrote it, cut to one short line."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple):
+        return "a list"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _choice(error: Mapping[str, Any]) -> str:
+    choices = str(error["ctx"]["expected"]).replace("'", "").replace(" or ", ", ").split(", ")
+    value = error["input"]
+    hint = did_you_mean(value, choices) if isinstance(value, str) else ""
+    return f"expected one of {', '.join(choices)}, found {found(value)}{hint}"
+
+
+def message(error: Mapping[str, Any], known: Mapping[str, str], owner: str) -> str:
+    """Return the text for one pydantic error; `known` maps options of `owner` to descriptions."""
+    kind, value, context = error["type"], error["input"], error.get("ctx", {})
+    name = str(error["loc"][-1]) if error["loc"] else ""
+    if kind == "extra_forbidden":
+        options = f"it has {', '.join(known)}" if known else "it has no options"
+        return f"unknown option of {owner}: {options}{did_you_mean(name, known)}"
+    if kind == "missing":
+        description = known.get(name, "")
+        return f"missing ({description})" if description else "missing"
+    if kind == "literal_error":
+        return _choice(error)
+    if kind == "value_error":
+        return str(context["error"])
+    if kind in _EXPECTED:
+        return f"expected {_EXPECTED[kind]}, found {found(value)}"
+    if kind in ("greater_than_equal", "less_than_equal"):
+        bound = f"at least {context['ge']}" if "ge" in context else f"at most {context['le']}"
+        return f"expected {bound}, found {found(value)}"
+    if kind == "too_short":
+        return f"expected at least {context['min_length']} item, found {context['actual_length']}"
+    if kind == "string_too_short":
+        return "expected text, found an empty one"
+    if kind == "string_pattern_mismatch":
+        return f"expected text that matches {context['pattern']}, found {found(value)}"
+    return f"{error['msg']}, found {found(value)}"
+
+
+def descriptions(model: type[BaseModel], location: tuple[Any, ...] = ()) -> dict[str, str]:
+    """Return {option: description} of the model that a pydantic location lies in."""
+    fields = model.model_fields
+    for part in location:
+        if not isinstance(part, str) or part not in fields:
+            continue
+        inner = fields[part].annotation
+        nested = [a for a in getattr(inner, "__args__", ()) if isinstance(a, type)]
+        models = [a for a in nested if issubclass(a, BaseModel)]
+        fields = models[0].model_fields if models else {}
+    return {name: field.description or "" for name, field in fields.items()}
+
+
+def problems_of(
+    error: ValidationError,
+    model: type[BaseModel],
+    owner: str,
+    section: str,
+    positions: Mapping[str, Position],
+    keys: Mapping[str, Position],
+) -> list[Problem]:
+    """Return the problems of one section at their places in the text."""
+    problems = []
+    for item in error.errors(include_url=False):
+        path = ".".join([section, *map(str, item["loc"])])
+        known = descriptions(model, item["loc"][:-1])
+        at_key = item["type"] == "extra_forbidden"
+        place = nearest(path, keys if at_key else positions)
+        problems.append(Problem(path, message(item, known, owner), place, "types"))
+    return problems
+
+
+def nearest(path: str, positions: Mapping[str, Position]) -> Position:
+    """Return the place of `path`, or of the innermost value around it that has one."""
+    while path not in positions and path:
+        path = path.rpartition(".")[0]
+    return positions[path]

@@ -1,0 +1,98 @@
+"""The contract of a part: a frozen model of its options, and what it says about itself.
+
+A part of the catalogue is one subclass of `DrafterPart`, `TreePart`, `VerifyPart` or `BudgetPart`.
+Its options become the keyword arguments of `implementation`; a drafter gets `max_depth`, the depth
+of the tree, on top.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+MAX_DRAFT_BUDGET = 1023
+"""Largest number of drafts per request and round: a tree has at most 1024 nodes."""
+
+DraftBudget = Annotated[int, Field(ge=0, le=MAX_DRAFT_BUDGET)]
+
+
+def _auto_or_positive(value: Any) -> Any:
+    if value == "auto" or (type(value) is int and value >= 1):
+        return value
+    raise PydanticCustomError("auto_or_positive", "expected auto or an integer of at least 1")
+
+
+Auto = Annotated[
+    int | Literal["auto"],
+    BeforeValidator(_auto_or_positive),
+    WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1}]}),
+]
+"""A positive integer, or `auto`: left to planning, which says what it took and why."""
+
+
+class Section(BaseModel):
+    """Options of one section of a pipeline."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True)
+
+    section: ClassVar[str]
+    summary: ClassVar[str]
+    """One line for the catalogue."""
+    needs: ClassVar[frozenset[str]] = frozenset()
+    """What earlier sections must provide."""
+    provides: ClassVar[frozenset[str]] = frozenset()
+    """What later sections may rely on."""
+
+
+class Part(Section):
+    """One kind of a section."""
+
+    kind: ClassVar[str]
+    implementation: ClassVar[str]
+    """`module:Class`; empty for a part without one."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of the implementation, as plain data."""
+        return self.model_dump(mode="json")
+
+
+class DrafterPart(Part):
+    """What proposes tokens."""
+
+    section = "drafter"
+
+
+class TreePart(Part):
+    """What chooses the nodes that the target verifies."""
+
+    section = "tree"
+    depth: int
+
+    @property
+    @abstractmethod
+    def max_nodes(self) -> int | None:
+        """Most nodes a tree of these options can have, root excluded; None: no limit."""
+
+
+class VerifyPart(Part):
+    """What accepts a path of the tree."""
+
+    section = "verify"
+
+
+class BudgetPart(Part):
+    """What decides how many drafts a round may verify."""
+
+    section = "budget"
+
+    @property
+    @abstractmethod
+    def steps(self) -> tuple[tuple[int | None, int], ...]:
+        """(largest batch, largest draft budget at such batches); None: batches of any size.
+
+        Batches beyond the last step are decoded plainly.
+        """

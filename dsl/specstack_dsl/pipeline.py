@@ -1,0 +1,171 @@
+"""Node tree to `Pipeline`: what the user asked for, typed, independent of any model or machine.
+
+A section that is left out takes its default here; a pipeline that states only its target drafts
+with n-grams, because that drafter works with every target. Positions of what was written stay with
+the pipeline, so that planning can say where a value came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError
+
+from specstack_dsl.errors import Position, Problem, SpecError, did_you_mean, in_file_order
+from specstack_dsl.messages import found, nearest, problems_of
+from specstack_dsl.nodes import Node
+from specstack_dsl.parts import (
+    CONTRACTS,
+    SINGLE,
+    BudgetPart,
+    DrafterPart,
+    Engine,
+    Fixed,
+    Metrics,
+    Part,
+    Row,
+    Section,
+    Table,
+    Target,
+    TreePart,
+    VerifyPart,
+    catalogue,
+)
+from specstack_dsl.rules import broken_rules
+from specstack_dsl.source import Document, read, read_text
+
+LANGUAGE_VERSION = 1
+DEFAULT_KINDS = {"drafter": "ngram", "tree": "best_first", "verify": "sample_and_walk"}
+DEFAULT_TABLE = ((4, 16), (16, 8), (64, 4))
+"""(max_batch, draft_budget) of the budget that is taken when none is stated."""
+
+SECTIONS = ("target", *CONTRACTS, "engine", "metrics")
+
+
+def default_section(name: str, sections: Mapping[str, Section]) -> Section:
+    """Return what a section that was left out means beside the sections before it."""
+    if name in SINGLE:
+        return SINGLE[name]()
+    if name != "budget":
+        return catalogue()[name][DEFAULT_KINDS[name]]()
+    drafter, tree = sections["drafter"], sections["tree"]
+    assert isinstance(drafter, Part)
+    assert isinstance(tree, TreePart)
+    if not drafter.implementation:
+        return Fixed(draft_budget=0)
+    most = tree.max_nodes
+    return Table(
+        rows=tuple(
+            Row(max_batch=batch, draft_budget=budget if most is None else min(budget, most))
+            for batch, budget in DEFAULT_TABLE
+        )
+    )
+
+
+class _Reader:
+    """Checks one document section by section and collects every problem."""
+
+    def __init__(self, document: Document) -> None:
+        self.root = document.root
+        self.files = document.files
+        self.positions = {path: node.position for path, node in self.root.walk()}
+        self.keys = {path: node.key_position or node.position for path, node in self.root.walk()}
+        self.problems: list[Problem] = []
+        self.sections: dict[str, Section] = {}
+
+    def report(self, path: str, message: str, *, at_key: bool = False) -> None:
+        place = nearest(path, self.keys if at_key else self.positions)
+        self.problems.append(Problem(path, message, place, "types"))
+
+    def check_root(self) -> None:
+        known = ("version", *SECTIONS)
+        for name in self.root.value:
+            if name not in known:
+                sections = f"a pipeline has version, extends, {', '.join(SECTIONS)}"
+                hint = did_you_mean(name, (*known, "extends"))
+                self.report(name, f"unknown section: {sections}{hint}", at_key=True)
+        version = self.root.value.get("version")
+        if version is None:
+            self.report("version", f"missing: write `version: {LANGUAGE_VERSION}`")
+        elif version.value != LANGUAGE_VERSION or isinstance(version.value, bool):
+            self.report("version", f"expected {LANGUAGE_VERSION}, found {found(version.plain)}")
+        if "target" not in self.root.value:
+            self.report("target", "missing: name the model, for example `target: Qwen/Qwen3-8B`")
+
+    def section(self, name: str, node: Node) -> None:
+        """Read one section that was written."""
+        if not isinstance(node.value, dict):
+            what = "a name or a mapping" if name in CONTRACTS or name == "target" else "a mapping"
+            self.report(name, f"expected {what}, found {found(node.plain)}")
+            return
+        model: type[Section] | None = SINGLE.get(name) or self.kind_of(name, node.value)
+        if model is None:
+            return
+        data = {key: child.plain for key, child in node.value.items()}
+        owner = name
+        if issubclass(model, Part):
+            owner = f"{name} {data.pop('kind')}"
+        try:
+            self.sections[name] = model.model_validate(data)
+        except ValidationError as error:
+            self.problems += problems_of(error, model, owner, name, self.positions, self.keys)
+
+    def kind_of(self, section: str, children: Mapping[str, Node]) -> type[Part] | None:
+        kinds = catalogue()[section]
+        node = children.get("kind")
+        if node is None:
+            self.report(section, f"missing kind: one of {', '.join(kinds)}")
+            return None
+        if not isinstance(node.value, str) or node.value not in kinds:
+            hint = did_you_mean(node.value, kinds) if isinstance(node.value, str) else ""
+            message = f"expected one of {', '.join(kinds)}, found {found(node.plain)}{hint}"
+            self.report(f"{section}.kind", message)
+            return None
+        return kinds[node.value]
+
+    def read(self) -> tuple[Pipeline, frozenset[str]]:
+        """Return the pipeline and its sound sections; defaults stand in for the others."""
+        self.check_root()
+        for name in SECTIONS:
+            if name in self.root.value:
+                self.section(name, self.root.value[name])
+        unsound = {name for name in SECTIONS if name in self.root.value} - self.sections.keys()
+        if "target" not in self.sections:
+            unsound.add("target")
+            self.sections["target"] = Target(model="unreadable")
+        for name in SECTIONS:
+            if name not in self.sections:
+                self.sections[name] = default_section(name, self.sections)
+        values: dict[str, Any] = {**self.sections, "version": LANGUAGE_VERSION}
+        pipeline = Pipeline(**values, positions=self.positions)
+        return pipeline, frozenset(SECTIONS) - unsound
+
+
+def check(document: Document) -> Pipeline:
+    """Check types, kinds and cross-part rules; raises SpecError with every problem."""
+    reader = _Reader(document)
+    pipeline, sound = reader.read()
+    problems = [*reader.problems, *broken_rules(pipeline, sound)]
+    if problems:
+        raise SpecError(in_file_order(problems, document.files))
+    return pipeline
+
+
+def load(
+    file: str | Path, overrides: Sequence[str] = (), environ: Mapping[str, str] | None = None
+) -> Pipeline:
+    """Read and check a pipeline file; `overrides` are `path=value`; raises SpecError."""
+    return check(read(file, overrides, environ))
+
+
+def loads(
+    text: str,
+    file: str = "<text>",
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> Pipeline:
+    """As `load`, for a text in memory; `file` names it in messages and anchors its paths."""
+    return check(read_text(text, file, overrides, environ))
+

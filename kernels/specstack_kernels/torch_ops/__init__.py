@@ -1,0 +1,1 @@
+"""Vectorised twins of `reference`: same signatures, any device, no host sync."""

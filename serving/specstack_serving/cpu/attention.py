@@ -1,0 +1,252 @@
+"""Attention over the KV pool in plain torch: decode and tree verification batched over requests.
+
+The slots to gather and the mask depend on the batch only, so they are built once per forward
+(`plan_window`, `plan_extend`) and reused by every layer. The query heads that share a KV head
+become additional query rows of it: nothing is expanded.
+
+Letters: B requests, N query tokens per request (1 in decode, the tree's nodes in verification),
+b requests of one bucket, L its longest context, H KV heads, G query heads per KV head,
+D head size, T packed tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import embedding, scaled_dot_product_attention
+
+# A bucket more costs one gather and one attention call per layer, about as much as this many
+# context tokens.
+BUCKET_COST_TOKENS = 300
+# Rows of a prefill chunk per attention call: bounds the mask and skips what no row can see.
+EXTEND_BLOCK = 512
+
+
+@dataclass
+class Bucket:
+    """Requests of similar length that share one gather and one attention call per layer."""
+
+    requests: Int[Tensor, " b"] | None
+    """Their positions in the batch; None when the bucket is the whole batch in order."""
+    slots: slice | Int[Tensor, "b L"]
+    """KV rows to read; a slice, which needs no gather, where one request's rows are contiguous."""
+    mask: Float[Tensor, "b 1 N L"] | None
+    """0 where visible and -inf elsewhere; None when every request sees all of its L rows."""
+    _grouped: dict[int, Tensor] = field(default_factory=dict)
+
+    def grouped_mask(self, group: int) -> Tensor | None:
+        """The mask for G * N query rows per KV head, G slowest."""
+        if self.mask is None or self.mask.shape[2] == 1 or group == 1:
+            return self.mask
+        if group not in self._grouped:
+            self._grouped[group] = self.mask.repeat(1, 1, group, 1)
+        return self._grouped[group]
+
+
+@dataclass(frozen=True)
+class Extension:
+    """One request of a prefill: its rows in the packed batch and the KV rows before them."""
+
+    start: int
+    num_new: int
+    num_prefix: int
+    slots: slice | Int[Tensor, " L"] | None
+    """KV rows of prefix and chunk; None without a prefix, when the layer's k and v suffice."""
+
+
+def split_by_length(lengths: Sequence[int]) -> list[list[int]]:
+    """Group requests, longest first; a group ends where padding would cost more than a call."""
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    buckets: list[list[int]] = []
+    longest = 0
+    for position, request in enumerate(order):
+        saved = (longest - lengths[request]) * (len(order) - position)
+        if not buckets or saved > BUCKET_COST_TOKENS:
+            buckets.append([])
+            longest = lengths[request]
+        buckets[-1].append(request)
+    return buckets
+
+
+def contiguous(slots: Int[Tensor, " L"]) -> slice | Int[Tensor, " L"]:
+    """`slots` as a slice when they ascend one by one."""
+    first, count = int(slots[0]), slots.numel()
+    if torch.equal(slots, torch.arange(first, first + count, dtype=slots.dtype)):
+        return slice(first, first + count)
+    return slots
+
+
+def plan_window(
+    req_to_token: Int[Tensor, "R W"],
+    req_pool_indices: Int[Tensor, " B"],
+    seq_lens: Int[Tensor, " B"],
+    tree_mask: Bool[Tensor, "B N N"] | None,
+    num_window: int,
+) -> list[Bucket]:
+    """Buckets for N tokens per request behind `seq_lens` committed ones.
+
+    `tree_mask` None means the causal chain. Rows of padding columns point at slot 0, which
+    SGLang reserves for padding and which stays finite.
+    """
+    seq_lens = seq_lens.long()
+    lengths = (seq_lens + num_window).tolist()
+    groups = split_by_length(lengths)
+    buckets = []
+    for group in groups:
+        index = None if len(groups) == 1 else torch.tensor(group)
+        if index is None:
+            index_or_all: Any = slice(None)
+            longest = max(lengths)
+        else:
+            index_or_all = index
+            longest = lengths[group[0]]
+        committed = seq_lens[index_or_all]
+        rows = req_pool_indices[index_or_all].long()
+        slots = req_to_token[rows, :longest].long()  # [b, L]
+        if len(group) == 1:
+            found = contiguous(slots[0])
+            slots = found if isinstance(found, slice) else slots
+        else:
+            padding = torch.arange(longest) >= (committed + num_window)[:, None]
+            slots = slots.masked_fill_(padding, 0)
+        trees = None if tree_mask is None else tree_mask[index_or_all]
+        mask = None
+        if num_window > 1 or any(lengths[i] != longest for i in group):
+            mask = window_mask(committed, trees, num_window, longest)
+        buckets.append(Bucket(index, slots, mask))
+    return buckets
+
+
+def window_mask(
+    seq_lens: Int[Tensor, " b"],
+    tree_mask: Bool[Tensor, "b N N"] | None,
+    num_window: int,
+    longest: int,
+) -> Float[Tensor, "b 1 N L"]:
+    """Every node sees the committed tokens and, within the window, what the tree lets it see."""
+    shape = (seq_lens.numel(), num_window, longest)
+    visible = (torch.arange(longest) < seq_lens[:, None])[:, None, :].repeat(1, num_window, 1)
+    if tree_mask is None:
+        tree_mask = torch.ones(num_window, num_window, dtype=torch.bool).tril()
+    columns = (seq_lens[:, None] + torch.arange(num_window))[:, None, :]
+    trees = tree_mask.expand(shape[0], num_window, num_window)
+    visible.scatter_(2, columns.expand(trees.shape), trees)
+    return torch.zeros(shape).masked_fill_(~visible, float("-inf"))[:, None]
+
+
+def plan_extend(
+    req_to_token: Int[Tensor, "R W"],
+    req_pool_indices: Int[Tensor, " B"],
+    num_prefix: Sequence[int],
+    num_new: Sequence[int],
+) -> list[Extension]:
+    """One entry per request of a prefill batch."""
+    plan, start = [], 0
+    for row, prefix, new in zip(req_pool_indices.tolist(), num_prefix, num_new, strict=True):
+        slots = contiguous(req_to_token[row, : prefix + new].long()) if prefix else None
+        plan.append(Extension(start, new, prefix, slots))
+        start += new
+    return plan
+
+
+def attend_window(
+    buckets: list[Bucket],
+    q: Float[Tensor, "B N H G D"],
+    k_buffer: Float[Tensor, "S H D"],
+    v_buffer: Float[Tensor, "S H D"],
+    scale: float,
+) -> Float[Tensor, "B N H G D"]:
+    """Attention of every bucket; one call each."""
+    out = None if buckets[0].requests is None else torch.empty_like(q)
+    for bucket in buckets:
+        queries = q if bucket.requests is None else q[bucket.requests]
+        size, num_window, heads, group, dim = queries.shape
+        rows = queries.permute(0, 2, 3, 1, 4).reshape(size, heads, group * num_window, dim)
+        result = scaled_dot_product_attention(
+            rows,
+            read_rows(k_buffer, bucket.slots, size).transpose(1, 2),
+            read_rows(v_buffer, bucket.slots, size).transpose(1, 2),
+            attn_mask=bucket.grouped_mask(group),
+            scale=scale,
+        )
+        result = result.view(size, heads, group, num_window, dim).permute(0, 3, 1, 2, 4)
+        if bucket.requests is None:
+            return result
+        assert out is not None
+        out[bucket.requests] = result
+    assert out is not None
+    return out
+
+
+def read_rows(
+    buffer: Float[Tensor, "S H D"], slots: slice | Tensor, size: int
+) -> Float[Tensor, "b L H D"]:
+    """The KV rows of a bucket: a view of one request's contiguous rows, else a gather."""
+    if isinstance(slots, slice):
+        return buffer[slots][None]
+    # An embedding look-up copies whole rows; indexing walks single elements.
+    rows = embedding(slots, buffer.view(buffer.shape[0], -1))
+    return rows.view(size, -1, *buffer.shape[1:])
+
+
+class LowerRightMask:
+    """Causal masks of rows at the end of their context, all views of one growing tensor."""
+
+    def __init__(self) -> None:
+        self._base = torch.empty(EXTEND_BLOCK, 0)
+
+    def __call__(self, rows: int, context: int) -> Float[Tensor, "rows context"]:
+        """Row i of `rows` (at most EXTEND_BLOCK) sees the first context - rows + i + 1 columns."""
+        before = self._base.shape[1] - EXTEND_BLOCK
+        if context - rows > before:
+            before = 2 * (context - rows)
+            triangle = torch.full((EXTEND_BLOCK, EXTEND_BLOCK), float("-inf")).triu(1)
+            self._base = torch.cat([torch.zeros(EXTEND_BLOCK, before), triangle], dim=1)
+        return self._base[:rows, before + rows - context : before + rows]
+
+
+def attend_extend(
+    plan: list[Extension],
+    q: Float[Tensor, "T H G D"],
+    k: Float[Tensor, "T H D"],
+    v: Float[Tensor, "T H D"],
+    k_buffer: Float[Tensor, "S H D"],
+    v_buffer: Float[Tensor, "S H D"],
+    scale: float,
+    causal_mask: LowerRightMask,
+) -> Float[Tensor, "T H G D"]:
+    """Causal attention of each request's new tokens over its prefix and themselves."""
+    out = torch.empty_like(q)
+    for part in plan:
+        end = part.start + part.num_new
+        queries = q[part.start : end].permute(1, 2, 0, 3)  # [H, G, new, D]
+        if part.slots is None:
+            keys, values = k[part.start : end], v[part.start : end]
+        else:
+            keys = read_rows(k_buffer, part.slots, 1)[0]
+            values = read_rows(v_buffer, part.slots, 1)[0]
+        # KV heads play the batch, so that one KV head serves its G heads through a zero stride.
+        keys = keys.transpose(0, 1)[:, None].expand(-1, queries.shape[1], -1, -1)
+        values = values.transpose(0, 1)[:, None].expand(-1, queries.shape[1], -1, -1)
+        target = out[part.start : end].permute(1, 2, 0, 3)
+        if part.slots is None:
+            target.copy_(
+                scaled_dot_product_attention(queries, keys, values, is_causal=True, scale=scale)
+            )
+            continue
+        for first in range(0, part.num_new, EXTEND_BLOCK):
+            last = min(first + EXTEND_BLOCK, part.num_new)
+            context = part.num_prefix + last
+            target[:, :, first:last] = scaled_dot_product_attention(
+                queries[:, :, first:last],
+                keys[:, :, :context],
+                values[:, :, :context],
+                attn_mask=causal_mask(last - first, context),
+                scale=scale,
+            )
+    return out

@@ -1,0 +1,93 @@
+"""Prometheus metrics of the rounds, written in the scheduler process of rank 0.
+
+SGLang sets PROMETHEUS_MULTIPROC_DIR before it starts its processes and merges them in `/metrics`.
+prometheus_client chooses its mode at import, so it is imported when the worker is built.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from specstack.metrics.definitions import METRICS, SECONDS_BUCKETS
+from specstack.metrics.record import RoundRecord
+from specstack.plan import Plan
+
+
+class RoundExporter:
+    """Counts rounds; accept counts arrive one scheduler step after their round."""
+
+    def __init__(self, families: dict[str, Any], labels: dict[str, str], per_position: bool):
+        self._families = families
+        self._labels = labels
+        self._per_position = per_position
+        self._awaiting: deque[RoundRecord] = deque()
+
+    @classmethod
+    def create(cls, plan: Plan, server_args: Any, tp_rank: int) -> RoundExporter:
+        """The exporter of this process; without families on other ranks than 0."""
+        labels = {"model_name": str(server_args.served_model_name or plan.target.model)}
+        if tp_rank != 0 or not server_args.enable_metrics:
+            return cls({}, labels, plan.metrics.per_position)
+        return cls(
+            _families(plan.metrics.prefix, tuple(labels)), labels, plan.metrics.per_position
+        )
+
+    def round(self, record: RoundRecord) -> None:
+        """Count a round whose accept counts are still on the device."""
+        if not self._families:
+            return
+        self._awaiting.append(record)
+        self._add("rounds", 1, reason=record.reason)
+        self._add("opted_out_requests", record.num_opted_out)
+        self._add("spec_decode_num_draft_tokens", sum(record.nodes_per_depth))
+        if self._per_position:
+            for position, count in enumerate(record.nodes_per_depth):
+                name = "spec_decode_num_draft_tokens_per_pos"
+                self._add(name, count, position=str(position))
+        for phase in ("draft", "build", "verify", "accept"):
+            seconds = getattr(record, f"{phase}_seconds")
+            self._family(f"{phase}_seconds").observe(seconds)
+        self._family("draft_budget").set(record.draft_budget)
+        self._family("num_draft_tokens").set(record.num_draft_tokens)
+
+    def verified(self, num_correct_drafts: list[int]) -> None:
+        """Count the accepted drafts of the oldest round that waits for them."""
+        if not self._families:
+            return
+        record = self._awaiting.popleft()
+        self._add("emitted_tokens", sum(num_correct_drafts) + len(num_correct_drafts))
+        if record.nodes_per_depth:
+            self._add("spec_decode_num_drafts", record.num_drafting)
+        self._add("spec_decode_num_accepted_tokens", sum(num_correct_drafts))
+        if self._per_position:
+            for position in range(max(num_correct_drafts, default=0)):
+                count = sum(n > position for n in num_correct_drafts)
+                name = "spec_decode_num_accepted_tokens_per_pos"
+                self._add(name, count, position=str(position))
+
+    def _family(self, name: str, **extra: str) -> Any:
+        return self._families[name].labels(**self._labels, **extra)
+
+    def _add(self, name: str, amount: int, **extra: str) -> None:
+        if amount:
+            self._family(name, **extra).inc(amount)
+
+
+def _families(prefix: str, labels: tuple[str, ...]) -> dict[str, Any]:
+    from prometheus_client import Counter, Gauge, Histogram
+
+    families: dict[str, Any] = {}
+    for metric in METRICS:
+        name, names = f"{prefix}_{metric.name}", (*labels, *metric.labels)
+        if metric.kind == "counter":
+            families[metric.name] = Counter(name, metric.help, names)
+        elif metric.kind == "gauge":
+            families[metric.name] = Gauge(
+                name, metric.help, names, multiprocess_mode="mostrecent"
+            )
+        else:
+            families[metric.name] = Histogram(
+                name, metric.help, names, buckets=SECONDS_BUCKETS
+            )
+    return families

@@ -1,0 +1,229 @@
+"""The worker that SGLang's scheduler drives: prefill, then one speculative round per decode.
+
+The round itself is `specstack.round`; here is what belongs to the engine: the verify batch, KV
+slots, publishing, log-probabilities, agreement across ranks.
+
+Letters: B requests, N tree nodes, K path width, V vocabulary. SGLang's convention: `seq_lens`
+counts committed KV and excludes the pending bonus token, which is the root of the next tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from specstack.bind import bind
+from specstack.budget.base import Load
+from specstack.round import Speculator
+from specstack.types import AcceptResult, DraftTree, SamplingTensors
+from specstack_serving import sglang_compat as sgl
+from specstack_serving.admission import wants_speculation
+from specstack_serving.carrier import current_plan
+from specstack_serving.exporter import RoundExporter
+from specstack_serving.logits import adjust_logits, needs_output_history
+from specstack_serving.sampling import UniformSource, sampling_tensors
+from specstack_serving.verify_input import DraftState, path_slots, verify_batch, window_slots
+
+
+class SpecstackWorker(sgl.BaseSpecWorker):  # type: ignore[misc]
+    """Owns the plan's parts and the target worker."""
+
+    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
+        super().__init__()
+        plan = current_plan()
+        assert plan is not None
+        self._target_worker = target_worker
+        parts = bind(plan)
+        assert parts.drafter is not None
+        self.window_mask = plan.engine.attention_backend == "specstack_cpu"
+        self._budget_policy = parts.budget_policy
+        self._speculator = Speculator(
+            parts.drafter, parts.tree_builder, parts.verify_rule, plan.shapes.verify_widths
+        )
+        self._uniforms = UniformSource(sgl.get_device().device, server_args.random_seed)
+        self._exporter = RoundExporter.create(plan, server_args, sgl.get_parallel().tp_rank)
+        self.speculative_num_draft_tokens = plan.shapes.max_draft_budget + 1
+        """Read by SGLang's own gauge; follows the width of the last round."""
+
+    @property
+    def draft_worker(self) -> None:
+        """No draft ModelRunner."""
+
+    def forward_batch_generation(
+        self,
+        batch: Any,
+        on_publish: Callable[[Tensor], None] | None = None,
+        grammar_barrier: Any = None,
+        pp_proxy_tensors: Any = None,
+    ) -> Any:
+        """Run a prefill or one round; called by the scheduler on the forward stream."""
+        publish = on_publish or (lambda _: None)
+        if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+            return self._prefill(batch, publish)
+        return self._decode(batch, publish)
+
+    def on_verify_complete_cpu(
+        self, num_correct_drafts_per_req: list[int], batch_size: int = 0
+    ) -> None:
+        """Accept counts of the oldest unreported round, now on the host."""
+        self._exporter.verified(num_correct_drafts_per_req)
+
+    def _prefill(self, batch: Any, publish: Callable[[Tensor], None]) -> Any:
+        """Run the target over the prompts; a finished prompt starts a slot of the drafter."""
+        own_sampling = self._needs_own_sampling(batch)
+        result = self._target_worker.forward_batch_generation(batch, is_verify=own_sampling)
+        slots = [req.kv.req_pool_idx for req in batch.reqs]
+        for slot, req in zip(slots, batch.reqs, strict=True):
+            tokens = req.get_fill_ids()
+            prompt_len = len(req.origin_input_ids)
+            self._speculator.begin(slot, tokens[:prompt_len], tokens[prompt_len:])
+        if own_sampling:
+            result.next_token_ids = self._sample_prefill(batch, slots, result.logits_output)
+        publish(batch.seq_lens)
+        next_tokens = result.next_token_ids
+        self._speculator.emitted(slots, next_tokens[:, None], torch.ones_like(next_tokens))
+        result.new_seq_lens = batch.seq_lens
+        result.next_draft_input = DraftState(next_tokens, batch.seq_lens)
+        return result
+
+    def _needs_own_sampling(self, batch: Any) -> bool:
+        """The engine samples the first token itself, ignoring seeds and earlier penalties."""
+        if batch.is_prefill_only:
+            return False
+        seeded = any(
+            req.sampling_params.sampling_seed is not None and req.sampling_params.top_k != 1
+            for req in batch.reqs
+        )
+        return seeded or (needs_output_history(batch) and any(r.output_ids for r in batch.reqs))
+
+    def _sample_prefill(self, batch: Any, slots: list[int], logits_output: Any) -> Tensor:
+        """Accept over trees of a root alone: sampling as in any other round."""
+        logits = logits_output.next_token_logits.unsqueeze(1)
+        tree = DraftTree.root_only(torch.zeros_like(batch.seq_lens, dtype=torch.int64))
+        adjust_logits(logits, tree, batch, lambda i: self._speculator.output_tokens(slots[i]))
+        sampling = sampling_tensors(batch, self._uniforms, batch.seq_lens - 1, num_positions=1)
+        accepted = _agree(self._speculator.accept(tree, logits, sampling))
+        if batch.return_logprob:
+            sgl.compute_spec_logprobs(
+                batch,
+                logits_output,
+                accepted.emitted.reshape(-1),
+                accept_index=torch.arange(len(slots), device=logits.device)[:, None],
+            )
+            logits_output.next_token_logprobs = logits_output.next_token_logprobs[:, 0]
+        return accepted.emitted[:, 0]
+
+    def _decode(self, batch: Any, publish: Callable[[Tensor], None]) -> Any:
+        """One round over the running requests."""
+        slots = [req.kv.req_pool_idx for req in batch.reqs]
+        budget = self._budget_policy.next(Load(num_running=len(slots)))
+        speculate = [wants_speculation(req.sampling_params.custom_params) for req in batch.reqs]
+        target = _BatchTarget(self, batch, slots, publish)
+        bonus_tokens = batch.spec_info.bonus_tokens.to(torch.int64)
+        outcome = self._speculator.round(slots, bonus_tokens, speculate, budget, target)
+        tree, accepted = outcome.tree, outcome.accepted
+        self._exporter.round(outcome.record)
+        self.speculative_num_draft_tokens = tree.num_draft_tokens
+        logits_output = target.logits_output
+        if batch.return_logprob:
+            _write_logprobs(batch, logits_output, tree, accepted)
+        return sgl.GenerationBatchResult(
+            logits_output=logits_output,
+            next_token_ids=accepted.emitted.reshape(-1),
+            accept_lens=accepted.accept_lens,
+            new_seq_lens=target.new_seq_lens,
+            next_draft_input=DraftState(accepted.bonus_tokens, target.new_seq_lens),
+            can_run_cuda_graph=target.can_run_cuda_graph,
+            speculative_num_draft_tokens=tree.num_draft_tokens,
+            speculative_output_stride=accepted.emitted.shape[1],
+            extra_keep_alive_refs=[target],
+        )
+
+
+class _BatchTarget:
+    """`specstack.round.Target` over one ScheduleBatch."""
+
+    def __init__(
+        self,
+        worker: SpecstackWorker,
+        batch: Any,
+        slots: list[int],
+        publish: Callable[[Tensor], None],
+    ) -> None:
+        self._worker = worker
+        self._batch = batch
+        self._slots = slots
+        self._publish = publish
+        self._seq_lens = batch.seq_lens
+        self.logits_output: Any = None
+        self.new_seq_lens: Tensor
+        self.can_run_cuda_graph = False
+
+    def verify(self, tree: DraftTree) -> Float[Tensor, "B N V"]:
+        """Run the target over the trees and adjust its logits."""
+        batch, model_runner = self._batch, self._worker.target_worker.model_runner
+        self._window = window_slots(batch, tree.num_draft_tokens)
+        self._forward_batch = verify_batch(
+            batch, model_runner, tree, self._window, window_mask=self._worker.window_mask
+        )
+        out = self._worker.target_worker.forward_batch_generation(
+            batch=None, forward_batch=self._forward_batch, is_verify=True
+        )
+        self.logits_output, self.can_run_cuda_graph = out.logits_output, out.can_run_cuda_graph
+        flat = self.logits_output.next_token_logits
+        logits = flat.view(len(self._slots), tree.num_draft_tokens, -1)
+        speculator = self._worker._speculator
+        adjust_logits(logits, tree, batch, lambda i: speculator.output_tokens(self._slots[i]))
+        return logits
+
+    def sampling(self, num_positions: int) -> SamplingTensors:
+        """Uniforms are counted from the root's position."""
+        return sampling_tensors(
+            self._batch, self._worker._uniforms, self._seq_lens, num_positions=num_positions
+        )
+
+    def commit(self, tree: DraftTree, accepted: AcceptResult) -> AcceptResult:
+        """Compact the accepted paths to the front of their windows and publish."""
+        accepted = _agree(accepted)
+        if tree.num_draft_tokens > 1:
+            target_slots, source_slots = path_slots(self._window, accepted.accept_index)
+            pool = self._worker.token_to_kv_pool_allocator.get_kvcache()
+            pool.move_kv_cache(target_slots, source_slots)
+        self.new_seq_lens = self._seq_lens + accepted.accept_lens.to(self._seq_lens.dtype)
+        self._publish(self.new_seq_lens)
+        return accepted
+
+
+def _agree(accepted: AcceptResult) -> AcceptResult:
+    """Every rank takes rank 0's decision, so that rounding can never let them drift apart."""
+    group = sgl.get_parallel().tp_group
+    if group.world_size == 1:
+        return accepted
+    packed = torch.cat(
+        [accepted.accept_index, accepted.emitted, accepted.accept_lens[:, None]], dim=1
+    ).contiguous()
+    packed = group.broadcast(packed, src=0)
+    width = accepted.emitted.shape[1]
+    return AcceptResult(
+        accept_index=packed[:, :width],
+        emitted=packed[:, width : 2 * width],
+        accept_lens=packed[:, -1],
+    )
+
+
+def _write_logprobs(
+    batch: Any, logits_output: Any, tree: DraftTree, accepted: AcceptResult
+) -> None:
+    """Log-probabilities of the emitted tokens, at the nodes that emitted them."""
+    num_nodes = tree.num_draft_tokens
+    nodes = accepted.accept_index.clamp(min=0)
+    rows = nodes + torch.arange(len(nodes), device=nodes.device)[:, None] * num_nodes
+    predict = torch.zeros_like(tree.tokens)
+    emitted_at = accepted.accept_index >= 0
+    # Padding points at node 0 with token 0, which the root's own token outbids.
+    predict.scatter_reduce_(1, nodes, torch.where(emitted_at, accepted.emitted, 0), "amax")
+    sgl.compute_spec_logprobs(batch, logits_output, predict.reshape(-1), accept_index=rows)

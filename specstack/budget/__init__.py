@@ -1,0 +1,1 @@
+"""Budget policies: how many drafts a round may verify. No torch."""

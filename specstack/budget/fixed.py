@@ -1,0 +1,18 @@
+"""The fixed policy: the same budget whatever the load."""
+
+from __future__ import annotations
+
+from specstack.budget.base import Budget, Load
+
+
+class FixedPolicy:
+    """Always answers with one budget."""
+
+    def __init__(self, draft_budget: int) -> None:
+        if draft_budget < 0:
+            raise ValueError(f"draft_budget must be at least 0, got {draft_budget}")
+        self._budget = Budget(draft_budget, "fixed")
+
+    def next(self, load: Load) -> Budget:
+        """Return the configured budget."""
+        return self._budget

@@ -1,0 +1,1 @@
+"""Drafters: who proposes the continuations of a round."""

@@ -1,0 +1,1 @@
+"""Tree builders: which candidates of a round the target verifies."""

@@ -1,0 +1,1 @@
+"""Verification rules: which path of the tree a round accepts."""
