@@ -107,7 +107,7 @@ class SamplingTensors:
     is_all_greedy: bool
     """Host knowledge: every request has top_k = 1."""
     use_top_k_top_p: bool = True
-    """Host knowledge: some request uses top_p < 1 or a top_k between 1 and V. False saves a sort."""
+    """Host knowledge: some request uses top_p < 1 or 1 < top_k < V. False saves a sort."""
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,8 @@ def problems_of(
     """Return the problems of one section at their places in the text."""
     problems = []
     for item in error.errors(include_url=False):
+        if item["type"] == "too_short" and item["input"]:
+            continue  # pydantic counts sound items only; the unsound ones are reported themselves
         path = ".".join([section, *map(str, item["loc"])])
         known = descriptions(model, item["loc"][:-1])
         at_key = item["type"] == "extra_forbidden"

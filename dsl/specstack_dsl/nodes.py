@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,7 +63,7 @@ class _Loader(yaml.SafeLoader):
         self.nesting = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
             message = "anchors and aliases are not part of the language: write the value again, or"
             self.problems.append((f"{message} share it with extends", event.start_mark))
@@ -72,7 +72,8 @@ class _Loader(yaml.SafeLoader):
                                   event.start_mark))  # fmt: skip
         if isinstance(event, yaml.AliasEvent):
             self.get_event()  # type: ignore[no-untyped-call]
-            return yaml.ScalarNode("tag:yaml.org,2002:null", "", event.start_mark, event.end_mark)
+            mark: Any = event.start_mark
+            return yaml.ScalarNode("tag:yaml.org,2002:null", "", mark, mark)
         if self.nesting >= MAX_DEPTH:
             raise yaml.MarkedYAMLError(
                 problem=f"more than {MAX_DEPTH} levels of nesting", problem_mark=event.start_mark
@@ -109,7 +110,7 @@ def _float(text: str) -> float:
     return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
 
 
-_CONSTRUCT = {
+_CONSTRUCT: dict[str, Callable[[str], Any]] = {
     "null": lambda text: None,
     "bool": lambda text: text.lower() == "true",
     "int": _integer,
@@ -183,7 +184,7 @@ def parse(text: str, file: str, folder: str) -> Node | None:
     refused: list[tuple[str, Any]] = []
     try:
         loader = _Loader(text, refused)
-        raw = loader.get_single_node()  # type: ignore[no-untyped-call]
+        raw: Any = loader.get_single_node()
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
         line, column = before.count("\n") + 1, error.position - before.rfind("\n")

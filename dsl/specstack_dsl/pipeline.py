@@ -1,9 +1,4 @@
-"""Node tree to `Pipeline`: what the user asked for, typed, independent of any model or machine.
-
-A section that is left out takes its default here; a pipeline that states only its target drafts
-with n-grams, because that drafter works with every target. Positions of what was written stay with
-the pipeline, so that planning can say where a value came from.
-"""
+"""Text to `Pipeline`: every section checked by its part, then the cross-part rules, all at once."""
 
 from __future__ import annotations
 
@@ -11,57 +6,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError
+from pydantic import ValidationError
 
-from specstack_dsl.errors import Position, Problem, SpecError, did_you_mean, in_file_order
+from specstack_dsl.errors import Problem, SpecError, did_you_mean, in_file_order
 from specstack_dsl.messages import found, nearest, problems_of
 from specstack_dsl.nodes import Node
-from specstack_dsl.parts import (
-    CONTRACTS,
-    SINGLE,
-    BudgetPart,
-    DrafterPart,
-    Engine,
-    Fixed,
-    Metrics,
-    Part,
-    Row,
-    Section,
-    Table,
-    Target,
-    TreePart,
-    VerifyPart,
-    catalogue,
-)
+from specstack_dsl.parts import CONTRACTS, SINGLE, Part, Section, Target, catalogue
 from specstack_dsl.rules import broken_rules
+from specstack_dsl.sections import LANGUAGE_VERSION, SECTIONS, Pipeline, default_section
 from specstack_dsl.source import Document, read, read_text
 
-LANGUAGE_VERSION = 1
-DEFAULT_KINDS = {"drafter": "ngram", "tree": "best_first", "verify": "sample_and_walk"}
-DEFAULT_TABLE = ((4, 16), (16, 8), (64, 4))
-"""(max_batch, draft_budget) of the budget that is taken when none is stated."""
-
-SECTIONS = ("target", *CONTRACTS, "engine", "metrics")
-
-
-def default_section(name: str, sections: Mapping[str, Section]) -> Section:
-    """Return what a section that was left out means beside the sections before it."""
-    if name in SINGLE:
-        return SINGLE[name]()
-    if name != "budget":
-        return catalogue()[name][DEFAULT_KINDS[name]]()
-    drafter, tree = sections["drafter"], sections["tree"]
-    assert isinstance(drafter, Part)
-    assert isinstance(tree, TreePart)
-    if not drafter.implementation:
-        return Fixed(draft_budget=0)
-    most = tree.max_nodes
-    return Table(
-        rows=tuple(
-            Row(max_batch=batch, draft_budget=budget if most is None else min(budget, most))
-            for batch, budget in DEFAULT_TABLE
-        )
-    )
+__all__ = ["Pipeline", "check", "load", "loads"]
 
 
 class _Reader:
@@ -134,7 +89,7 @@ class _Reader:
         unsound = {name for name in SECTIONS if name in self.root.value} - self.sections.keys()
         if "target" not in self.sections:
             unsound.add("target")
-            self.sections["target"] = Target(model="unreadable")
+            self.sections["target"] = Target.model_validate({"model": "unreadable"})
         for name in SECTIONS:
             if name not in self.sections:
                 self.sections[name] = default_section(name, self.sections)
@@ -168,4 +123,3 @@ def loads(
 ) -> Pipeline:
     """As `load`, for a text in memory; `file` names it in messages and anchors its paths."""
     return check(read_text(text, file, overrides, environ))
-

@@ -235,9 +235,7 @@ def read_text(
     """As `read`, for a text that is already in memory; `file` names it in messages."""
     environ = os.environ if environ is None else environ
     files = [file]
-    root = _with_parents(
-        _root_of(text, file, environ), files, (os.path.realpath(file),), environ
-    )
+    root = _with_parents(_root_of(text, file, environ), files, (os.path.realpath(file),), environ)
     for override in sorted(overrides, key=_kinds_first):
         root = _override(root, override, environ)
     return Document(root, files)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from specstack.plan import ALGORITHM
 from specstack_serving import sglang_compat as sgl
 from specstack_serving.carrier import current_plan
-
-ALGORITHM = "SPECSTACK"
 
 
 class SpecstackAlgo(sgl.CustomSpecAlgo):  # type: ignore[misc]

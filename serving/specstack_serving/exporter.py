@@ -11,27 +11,18 @@ from typing import Any
 
 from specstack.metrics.definitions import METRICS, SECONDS_BUCKETS
 from specstack.metrics.record import RoundRecord
-from specstack.plan import Plan
+from specstack.plan import MetricsPlan
 
 
 class RoundExporter:
     """Counts rounds; accept counts arrive one scheduler step after their round."""
 
-    def __init__(self, families: dict[str, Any], labels: dict[str, str], per_position: bool):
-        self._families = families
-        self._labels = labels
-        self._per_position = per_position
+    def __init__(self, metrics: MetricsPlan, model_name: str, *, enabled: bool) -> None:
+        """Args: enabled: False on all ranks but one, and when the server exports nothing."""
+        self._labels = {"model_name": model_name}
+        self._per_position = metrics.per_position
+        self._families = _families(metrics.prefix, tuple(self._labels)) if enabled else {}
         self._awaiting: deque[RoundRecord] = deque()
-
-    @classmethod
-    def create(cls, plan: Plan, server_args: Any, tp_rank: int) -> RoundExporter:
-        """The exporter of this process; without families on other ranks than 0."""
-        labels = {"model_name": str(server_args.served_model_name or plan.target.model)}
-        if tp_rank != 0 or not server_args.enable_metrics:
-            return cls({}, labels, plan.metrics.per_position)
-        return cls(
-            _families(plan.metrics.prefix, tuple(labels)), labels, plan.metrics.per_position
-        )
 
     def round(self, record: RoundRecord) -> None:
         """Count a round whose accept counts are still on the device."""

@@ -25,14 +25,18 @@ def register() -> None:
 def _register(plan_hash: str) -> None:
     plan = current_plan()
     assert plan is not None
+    from specstack_serving import sglang_compat as sgl
+
+    # First: SGLang picks its platform at import, ours, whose module must not be half imported.
+    sgl.import_engine()
     if plan.engine.device == "cpu":
         from specstack_serving.cpu.platform import install
 
         install()
-    if plan.drafter.kind == "none":
+    if not plan.speculates:
         return
-    from specstack_serving import sglang_compat as sgl
-    from specstack_serving.algorithm import ALGORITHM, SpecstackAlgo
+    from specstack.plan import ALGORITHM
+    from specstack_serving.algorithm import SpecstackAlgo
 
     sgl.SpeculativeAlgorithm.register(ALGORITHM, supports_overlap=True, spec_class=SpecstackAlgo)(
         _worker_class

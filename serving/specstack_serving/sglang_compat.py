@@ -229,8 +229,15 @@ SEAMS: dict[str, Seam] = {
         ),
     ),
     "get_device": Seam("sglang.srt.runtime_context:get_device"),
+    "get_observability": Seam("sglang.srt.runtime_context:get_observability"),
+    "get_serving": Seam("sglang.srt.runtime_context:get_serving"),
     "get_parallel": Seam("sglang.srt.runtime_context:get_parallel"),
 }
+
+
+def import_engine() -> None:
+    """Import SGLang, which loads the platform plug-in on the way."""
+    importlib.import_module("sglang")
 
 
 def target(name: str) -> str:

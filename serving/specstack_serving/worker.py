@@ -44,8 +44,11 @@ class SpecstackWorker(sgl.BaseSpecWorker):  # type: ignore[misc]
         self._speculator = Speculator(
             parts.drafter, parts.tree_builder, parts.verify_rule, plan.shapes.verify_widths
         )
-        self._uniforms = UniformSource(sgl.get_device().device, server_args.random_seed)
-        self._exporter = RoundExporter.create(plan, server_args, sgl.get_parallel().tp_rank)
+        self._uniforms = UniformSource(sgl.get_device().device, target_worker.random_seed)
+        exports = sgl.get_observability().enable_metrics and sgl.get_parallel().tp_rank == 0
+        self._exporter = RoundExporter(
+            plan.metrics, sgl.get_serving().served_model_name, enabled=exports
+        )
         self.speculative_num_draft_tokens = plan.shapes.max_draft_budget + 1
         """Read by SGLang's own gauge; follows the width of the last round."""
 

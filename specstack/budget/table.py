@@ -24,9 +24,7 @@ class TablePolicy:
             raise ValueError(f"max_batch must rise from row to row, got {self._max_batches}")
         if any(row["draft_budget"] < 0 for row in rows):
             raise ValueError("draft_budget must be at least 0 in every row")
-        self._budgets = [
-            Budget(row["draft_budget"], f"batch<={row['max_batch']}") for row in rows
-        ]
+        self._budgets = [Budget(row["draft_budget"], f"batch<={row['max_batch']}") for row in rows]
         self._beyond = Budget(0, f"batch>{self._max_batches[-1]}")
 
     def next(self, load: Load) -> Budget:

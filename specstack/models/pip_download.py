@@ -16,9 +16,10 @@ from pathlib import Path
 from specstack.models.errors import ModelError
 
 _POLL_S = 0.1
+_END_S = 5.0
 _UNREACHABLE = re.compile(
     r"Retrying \(|Connection|Timeout|timed out|ProxyError|SSLError|Name or service not known"
-    r"|Temporary failure in name resolution|Could not fetch URL|HTTP error"
+    r"|Temporary failure in name resolution|Could not fetch URL"
 )
 
 
@@ -40,43 +41,47 @@ def download_wheel(
             f"{sys.executable} has no pip, which downloads {requirement}",
             f"{sys.executable} -m ensurepip",
         )
-    wheels, temporary, log = work / "wheels", work / "tmp", work / "pip.log"
+    wheels, temporary = work / "wheels", work / "tmp"
     temporary.mkdir()
     requirements = work / "requirements.txt"
     requirements.write_text(f"{requirement} --hash=sha256:{sha256}\n", encoding="utf-8")
-    command = [sys.executable, "-P", "-m", "pip", "download", "--no-input", "--no-deps"]
-    command += ["--require-hashes", "--only-binary", ":all:", "--progress-bar", "off"]
-    command += ["--dest", str(wheels), "--requirement", str(requirements)]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": str(temporary)},
-        )
-        code = _wait(process, lambda: on_bytes(_largest_file(work)))
+    command = [sys.executable, "-P", "-m", "pip", "download", "--no-input", "--no-color"]
+    command += ["--no-deps", "--require-hashes", "--only-binary", ":all:"]
+    command += ["--progress-bar", "off", "--dest", str(wheels)]
+    command += ["--requirement", str(requirements)]
+    env = {**os.environ, "TMPDIR": str(temporary)}
+    code, said = _run(command, env, lambda: on_bytes(_largest_file(work)))
     if code:
-        raise _explain(requirement, code, log.read_text(encoding="utf-8", errors="replace"))
+        raise _explain(requirement, code, said)
     (wheel,) = wheels.iterdir()
     return wheel
 
 
-def _wait(process: subprocess.Popen[bytes], poll: Callable[[], None]) -> int:
-    try:
-        while True:
-            try:
-                return process.wait(timeout=_POLL_S)
-            except subprocess.TimeoutExpired:
-                poll()
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+def _run(command: list[str], env: dict[str, str], poll: Callable[[], None]) -> tuple[int, str]:
+    """Return the exit code and what was printed; the process has ended, whatever happens."""
+    with subprocess.Popen(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        try:
+            while True:
+                try:
+                    said, _ = process.communicate(timeout=_POLL_S)
+                    return process.returncode, said
+                except subprocess.TimeoutExpired:
+                    poll()
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(timeout=_END_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
 
 
 def _largest_file(folder: Path) -> int:
@@ -91,29 +96,42 @@ def _largest_file(folder: Path) -> int:
     return max(sizes)
 
 
-def _explain(requirement: str, code: int, log: str) -> ModelError:
+def _explain(requirement: str, code: int, output: str) -> ModelError:
     """Turn the output of a failed pip into what happened and what to do about it."""
-    errors = [line.strip() for line in log.splitlines() if "ERROR:" in line]
-    said = errors[-1].removeprefix("ERROR:").strip() if errors else f"exit code {code}"
-    if "DO NOT MATCH THE HASHES" in log:
+    lines = [line.strip() for line in output.splitlines()]
+    if "DO NOT MATCH THE HASHES" in output:
         return ModelError(
             f"{requirement}: the package index offers another file than the pinned one "
             "(SHA-256 differs)",
             "a mirror or proxy may alter files; try another index (pip config list shows yours)",
         )
-    if "[Errno 28]" in log or "No space left on device" in log:
+    if "[Errno 28]" in output:
         return ModelError(
             f"{requirement}: no space left on the disk while pip downloaded it",
             "free some space, or set SPECSTACK_CACHE (and PIP_CACHE_DIR) to a larger disk",
         )
-    if _UNREACHABLE.search(log):
+    if unreachable := [line for line in lines if _UNREACHABLE.search(line)]:
         return ModelError(
-            f"{requirement}: no package index can be reached (pip: {said})",
+            f"{requirement}: no package index can be reached ({_cause(unreachable[-1])})",
             "check the network and the proxy settings; pip config list shows what pip uses",
         )
-    if "No matching distribution found" in log:
+    if "No matching distribution found" in output:
+        warnings = [_cause(line) for line in lines if line.startswith("WARNING:")]
         return ModelError(
-            f"{requirement}: not found on the package index that pip is configured to use",
+            f"{requirement}: not found on the package index that pip is configured to use"
+            + "".join(f"\n  pip: {warning}" for warning in warnings),
             "pip config list shows the index; a mirror may not carry this package",
         )
-    return ModelError(f"{requirement}: pip download failed (pip: {said})", "")
+    errors = [_cause(line) for line in lines if line.startswith("ERROR:")]
+    last = (errors or lines or ["nothing"])[-1]
+    return ModelError(
+        f"{requirement}: pip failed with exit code {code} and said: {last}",
+        f"python -m pip download --no-deps {requirement} shows all that pip has to say",
+    )
+
+
+def _cause(line: str) -> str:
+    """The part of a line of pip's that says what happened."""
+    if broken := re.search(r"connection broken by '(.*)': /", line):
+        line = broken.group(1)
+    return re.sub(r"^(WARNING|ERROR): ", "", line)

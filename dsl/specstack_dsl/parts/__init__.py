@@ -7,7 +7,7 @@ subclass of one of the part contracts. Two parts of one section with one name ar
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 from specstack_dsl.parts.base import BudgetPart, DrafterPart, Part, Section, TreePart, VerifyPart
 from specstack_dsl.parts.best_first import BestFirst
@@ -25,6 +25,7 @@ from specstack_dsl.parts.target import Target
 __all__ = [
     "BUILT_IN",
     "CONTRACTS",
+    "CatalogueError",
     "ENTRY_POINT_GROUP",
     "SINGLE",
     "BudgetPart",
@@ -67,21 +68,26 @@ BUILT_IN: tuple[type[Part], ...] = (
     Table,
 )
 
+
+class CatalogueError(ValueError):
+    """The parts of this installation contradict each other or cannot be loaded."""
+
+
 Catalogue = dict[str, dict[str, type[Part]]]
 
 
 def build_catalogue(parts: tuple[tuple[str, type[Part]], ...]) -> Catalogue:
-    """Return {section: {kind: part}} of (provider, part); raises ValueError naming both owners."""
+    """Return {section: {kind: part}} of (provider, part); raises CatalogueError naming both owners."""
     found: Catalogue = {section: {} for section in CONTRACTS}
     owners: dict[tuple[str, str], str] = {}
     for provider, part in parts:
         contract = CONTRACTS.get(getattr(part, "section", ""))
         if contract is None or not issubclass(part, contract):
             contracts = ", ".join(contract.__name__ for contract in CONTRACTS.values())
-            raise ValueError(f"part {part!r} of {provider} is not a subclass of {contracts}")
+            raise CatalogueError(f"part {part!r} of {provider} is not a subclass of {contracts}")
         key = (part.section, part.kind)
         if key in owners:
-            raise ValueError(
+            raise CatalogueError(
                 f"two parts are named {part.section} {part.kind!r}:"
                 f" one of {owners[key]}, one of {provider}; uninstall one of them"
             )
@@ -94,8 +100,15 @@ def build_catalogue(parts: tuple[tuple[str, type[Part]], ...]) -> Catalogue:
 def catalogue() -> Catalogue:
     """Return the parts of this installation."""
     built_in = tuple(("specstack", part) for part in BUILT_IN)
-    third_party = tuple(
-        (f"{point.dist.name if point.dist else 'an unknown package'} ({point.name})", point.load())
-        for point in entry_points(group=ENTRY_POINT_GROUP)
-    )
+    third_party = tuple(map(_load, entry_points(group=ENTRY_POINT_GROUP)))
     return build_catalogue(built_in + third_party)
+
+
+def _load(point: EntryPoint) -> tuple[str, type[Part]]:
+    provider = point.dist.name if point.dist else point.value
+    try:
+        return provider, point.load()
+    except (ImportError, AttributeError) as error:
+        raise CatalogueError(
+            f"part {point.name!r} of {provider} cannot be loaded: {error}"
+        ) from error

@@ -39,5 +39,6 @@ class Target(Section):
         description="Hugging Face id, local folder (./ or /), or packaged:NAME"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="Type of weights and activations; auto: float32 on a CPU, else the model's"
+        "auto",
+        description="Type of weights and activations; auto: float32 on a CPU, else the model's",
     )

@@ -31,7 +31,7 @@ def filter_probs(
     out = torch.zeros_like(logits)
     for b in range(logits.shape[0]):
         probs = torch.softmax(logits[b] / temperature[b], dim=-1)
-        order = sorted(range(len(probs)), key=lambda v: (-float(probs[v]), v))  # noqa: B023
+        order = sorted(range(len(probs)), key=lambda v: (-float(probs[v]), v))
         largest = probs[order[0]]
         mass = torch.cumsum(probs[order], dim=-1)
         for rank, v in enumerate(order):

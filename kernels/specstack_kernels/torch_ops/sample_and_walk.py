@@ -48,9 +48,7 @@ def sample_and_walk(
     return walk_tree(draft_tokens, parent_index, num_nodes, sampled, max_depth=max_depth)
 
 
-def invert_cdf(
-    probs: Float[Tensor, "B V"], uniforms: Float[Tensor, " B"]
-) -> Int[Tensor, " B"]:
+def invert_cdf(probs: Float[Tensor, "B V"], uniforms: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
     """Return the first token whose cumulative probability exceeds the uniform.
 
     Its own probability is then positive: the CDF rises there. Host sync: none.

@@ -24,6 +24,11 @@ class SpecstackCpuPlatform(sgl.CpuDeviceMixin, sgl.SRTPlatform):  # type: ignore
     _enum = sgl.PlatformEnum.OOT
     capabilities = sgl.PlatformCapabilities()
 
+    def apply_server_args_defaults(self, server_args: Any) -> None:
+        """Replace SGLang's choice for a CPU, made just before: its kernels are not in the wheel."""
+        if server_args.attention_backend == "intel_amx":
+            server_args.attention_backend = ATTENTION_BACKEND
+
     def get_default_attention_backend(self) -> str:
         return ATTENTION_BACKEND
 

@@ -1,0 +1,161 @@
+"""Cross-part rules: one small function each, named after the sentence that it enforces.
+
+A rule reads sections of a pipeline and yields (path, message). It runs when the sections it reads
+are sound, so that one mistake does not hide another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from specstack_dsl.engine_args import (
+    ALWAYS_SET,
+    OWNED,
+    REFUSED_WITH_DRAFTS,
+    SPECULATION_PREFIXES,
+    turns_on,
+)
+from specstack_dsl.errors import Problem, did_you_mean
+from specstack_dsl.sections import Pipeline
+from specstack_dsl.sglang_args import frozen
+
+Finding = tuple[str, str]
+Check = Callable[[Pipeline], Iterator[Finding]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A check and the sections that it reads."""
+
+    check: Check
+    sections: frozenset[str]
+
+    @property
+    def name(self) -> str:
+        """The sentence."""
+        return self.check.__name__
+
+
+RULES: list[Rule] = []
+
+
+def rule(*sections: str) -> Callable[[Check], Check]:
+    """Register a check over these sections."""
+
+    def register(check: Check) -> Check:
+        RULES.append(Rule(check, frozenset(sections)))
+        return check
+
+    return register
+
+
+def broken_rules(pipeline: Pipeline, sound: frozenset[str]) -> Iterator[Problem]:
+    """Yield what breaks a rule, over the sections that are sound by themselves."""
+    for one in RULES:
+        if one.sections <= sound:
+            for path, message in one.check(pipeline):
+                yield Problem(path, message, pipeline.position(path), one.name)
+
+
+@rule("tree", "budget")
+def a_budget_fits_the_nodes_of_its_tree(pipeline: Pipeline) -> Iterator[Finding]:
+    """A budget beyond what depth and width can give would be paid for and never used."""
+    most = pipeline.tree.max_nodes
+    if most is None:
+        return
+    tree = pipeline.tree.kind
+    shape = [f"tree.{name}" for name in ("depth", "width") if name in pipeline.tree.options]
+    for index, (_, budget) in enumerate(pipeline.budget.steps):
+        row = f"budget.rows.{index}.draft_budget"
+        if budget > most:
+            yield (
+                row if pipeline.states(row) else "budget.draft_budget",
+                f"{budget} drafts do not fit tree {tree}, which has at most {most} here:"
+                f" lower it, or raise {' or '.join(shape)}",
+            )
+
+
+@rule("drafter", "tree", "budget")
+def no_drafter_needs_budget_zero_or_no_tree(pipeline: Pipeline) -> Iterator[Finding]:
+    """Without a drafter there is nothing to build trees of, or to spend a budget on."""
+    if pipeline.speculates:
+        return
+    if any(budget > 0 for _, budget in pipeline.budget.steps):
+        yield (
+            "budget",
+            "drafter none proposes nothing to verify: remove the section, or set draft_budget to 0",
+        )
+    elif pipeline.states("tree") and not pipeline.states("budget"):
+        yield (
+            "tree",
+            "drafter none proposes nothing to build a tree of: remove the section, or state"
+            " `budget: {kind: fixed, draft_budget: 0}`",
+        )
+
+
+@rule("drafter", "engine")
+def drafts_need_a_backend_that_reads_tree_masks(pipeline: Pipeline) -> Iterator[Finding]:
+    """torch_native ignores masks: whole trees, and pages, would be verified as one chain."""
+    if pipeline.speculates and pipeline.engine.attention_backend == "torch_native":
+        yield (
+            "engine.attention_backend",
+            "torch_native cannot verify drafts, at any page_size: it ignores tree masks;"
+            " use specstack_cpu on cpu, triton, flashinfer or fa3 on cuda",
+        )
+
+
+@rule("budget", "engine")
+def every_row_of_a_budget_can_be_reached(pipeline: Pipeline) -> Iterator[Finding]:
+    """A row for batches that the engine never runs is a mistake in one of the two numbers."""
+    most = pipeline.engine.max_running_requests
+    if most == "auto":
+        return
+    for index, (step, _) in enumerate(pairwise(pipeline.budget.steps), start=1):
+        before = step[0]
+        if before is not None and before >= most:
+            yield (
+                f"budget.rows.{index}",
+                f"never used: engine.max_running_requests is {most} and the row before holds"
+                f" up to {before}; remove the row, or raise engine.max_running_requests",
+            )
+
+
+@rule("engine")
+def engine_args_are_arguments_of_sglang(pipeline: Pipeline) -> Iterator[Finding]:
+    """SGLang exits at an argument that it does not know."""
+    version, names = frozen()
+    for name in pipeline.engine.args:
+        if name not in names:
+            plain = name.lstrip("-").replace("-", "_")
+            hint = f"; write {plain!r}" if plain in names else did_you_mean(name, names)
+            yield f"engine.args.{name}", f"not an argument of SGLang {version}{hint}"
+
+
+@rule("engine")
+def engine_args_leave_what_the_pipeline_states(pipeline: Pipeline) -> Iterator[Finding]:
+    """One home per value: what the language sets is not set again by name."""
+    for name in pipeline.engine.args:
+        path = f"engine.args.{name}"
+        if name in OWNED:
+            yield path, f"set {OWNED[name]} instead"
+        elif name in ALWAYS_SET:
+            yield path, f"remove it: {ALWAYS_SET[name]}"
+        elif name.startswith(SPECULATION_PREFIXES):
+            yield path, "remove it: drafting is described by drafter, tree, verify and budget"
+
+
+@rule("drafter", "engine")
+def engine_args_keep_to_what_drafting_supports(pipeline: Pipeline) -> Iterator[Finding]:
+    """A feature that drafting excludes is refused with the reason, not found out at run time."""
+    if not pipeline.speculates:
+        return
+    for name, value in pipeline.engine.args.items():
+        refusal = REFUSED_WITH_DRAFTS.get(name)
+        if refusal and turns_on(name, value):
+            yield (
+                f"engine.args.{name}",
+                f"{refusal.feature} does not work with a drafter: {refusal.reason};"
+                f" {refusal.instead}, or set drafter: none",
+            )

@@ -1,0 +1,82 @@
+"""A server for the length of a block: for the lossless check, benchmarks and tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from specstack.plan import Plan
+from specstack_serving.carrier import PLAN_VARIABLE
+from specstack_serving.supervisor import engine_command
+
+_SUPERVISE = "import sys; from specstack_serving.supervisor import Supervisor; "
+_SUPERVISE += "sys.exit(Supervisor(sys.argv[1:], lambda text: None).run())"
+
+
+class ServerFailed(RuntimeError):
+    """The server ended, or did not become ready; the text ends with the tail of its log."""
+
+
+@contextmanager
+def running_server(
+    plan: Plan, log: Path, *, timeout_seconds: float = 300.0, env: dict[str, str] | None = None
+) -> Iterator[str]:
+    """Serve `plan`, yield the base URL once it answers, and end every process of it.
+
+    Raises:
+        ServerFailed: it ended or was not ready in time.
+    """
+    environment = {
+        **os.environ,
+        "SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS": "0",
+        **(env or {}),
+        PLAN_VARIABLE: plan.model_dump_json(),
+    }
+    python, *rest = engine_command()
+    command = [python, "-c", _SUPERVISE, python, *rest]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
+    url = f"http://{plan.engine.host}:{plan.engine.port}"
+    try:
+        _wait_until_ready(process, url, log, timeout_seconds)
+        yield url
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_until_ready(
+    process: subprocess.Popen[bytes], url: str, log: Path, timeout_seconds: float
+) -> None:
+    deadline = time.monotonic() + timeout_seconds
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise ServerFailed(f"the server ended with code {process.returncode}\n{_tail(log)}")
+        try:
+            if httpx.get(f"{url}/health", timeout=5.0).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.25)
+    raise ServerFailed(f"not ready after {timeout_seconds:.0f} s\n{_tail(log)}")
+
+
+def _tail(log: Path, lines: int = 30) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])

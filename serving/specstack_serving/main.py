@@ -1,0 +1,92 @@
+"""`specstack serve`: from a pipeline file to a running server.
+
+Everything that can be refused is refused here, before the engine (and torch) is loaded.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+from pathlib import Path
+
+import click
+
+from specstack.models.catalogue import parse_reference
+from specstack.models.packaged import ensure
+from specstack.plan import Plan, plan_file
+from specstack_serving.carrier import export_plan
+from specstack_serving.contract import installed_version
+from specstack_serving.sglang_compat import SGLANG_VERSION
+from specstack_serving.supervisor import Supervisor, engine_command
+
+
+@click.command()
+@click.argument("pipeline", type=click.Path(path_type=Path))
+@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="Override one value.")
+def serve(pipeline: Path, overrides: tuple[str, ...]) -> None:
+    """Serve PIPELINE with an OpenAI-compatible API until Ctrl-C.
+
+    \b
+    specstack serve dsl/specs/quickstart.yaml
+    specstack serve my.yaml --set engine.port=30001 --set budget.kind=fixed
+    """
+    plan = prepare(pipeline, overrides)
+    _say(
+        f"plan {plan.hash[:12]}: {plan.target.model}, drafter {plan.drafter.kind}, "
+        f"tree {plan.tree.kind}, up to {plan.shapes.max_draft_budget} drafts per round, "
+        f"on {plan.engine.device}"
+    )
+    for warning in plan.warnings:
+        _say(f"warning: {warning}")
+    _say(f"starting SGLang {SGLANG_VERSION}: http://{plan.engine.host}:{plan.engine.port}/v1")
+    export_plan(plan)
+    os.environ.setdefault("SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS", "0")
+    sys.exit(Supervisor(engine_command(), _say).run())
+
+
+def prepare(pipeline: Path, overrides: tuple[str, ...]) -> Plan:
+    """Check, compile, fetch; raises SpecError, PlanError, ModelError or ClickException."""
+    plan = plan_file(pipeline, overrides)
+    _require_engine()
+    _require_port(plan.engine.host, plan.engine.port)
+    name = parse_reference(plan.target.model)
+    if name is not None:
+        ensure(name)
+    return plan
+
+
+def _require_engine() -> None:
+    version = installed_version()
+    if version is None:
+        raise click.ClickException(
+            "SGLang is not installed: pip install 'specstack[serve]' (11 GB, Linux)"
+        )
+    if version != SGLANG_VERSION:
+        raise click.ClickException(
+            f"SGLang {version} is installed, specstack runs inside {SGLANG_VERSION}: "
+            f"pip install sglang=={SGLANG_VERSION}; `specstack doctor` lists what differs"
+        )
+    platform = os.environ.get("SGLANG_PLATFORM")
+    if platform not in (None, "", "specstack_cpu"):
+        raise click.ClickException(
+            f"SGLANG_PLATFORM={platform} makes SGLang skip the plug-ins of other packages, "
+            "specstack's too: unset it"
+        )
+
+
+def _require_port(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                hint = f"stop its owner, or --set engine.port={port + 1}"
+                raise click.ClickException(f"{host}:{port} is in use: {hint}") from None
+            raise click.ClickException(f"{host}:{port}: {error.strerror}") from None
+
+
+def _say(text: str) -> None:
+    click.echo(f"specstack: {text}", err=True)

@@ -1,0 +1,64 @@
+"""Commands that live in other packages, named as strings and imported when they are called."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import NamedTuple
+
+import click
+from specstack_dsl.errors import did_you_mean
+
+
+class Application(NamedTuple):
+    """A command that lives in another package."""
+
+    target: str
+    """`module:function` of a click command."""
+    summary: str
+    """Shown by `specstack --help`, which does not import the command."""
+
+
+APPLICATIONS = {
+    "serve": Application("specstack_serving.main:serve", "Serve a pipeline with SGLang."),
+    "doctor": Application(
+        "specstack_serving.doctor:doctor", "Check this installation, SGLang included."
+    ),
+    "lossless": Application(
+        "specstack_serving.lossless:lossless",
+        "Compare a running server's outputs with plain decoding.",
+    ),
+    "models": Application("specstack.models.cli:models", "List and get packaged models."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose applications are imported when they are called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), *APPLICATIONS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in APPLICATIONS:
+            return super().get_command(ctx, cmd_name)
+        module, _, function = APPLICATIONS[cmd_name].target.partition(":")
+        try:
+            command: click.Command = getattr(import_module(module), function)
+        except ModuleNotFoundError as error:
+            raise click.ClickException(
+                f"{cmd_name} needs the Python package {error.name!r}:"
+                " pip install 'specstack[serve]'"
+            ) from error
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not args[0].startswith("-") and args[0] not in self.list_commands(ctx):
+            ctx.fail(f"no command {args[0]!r}{did_you_mean(args[0], self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        own = {name: command.get_short_help_str(80) for name, command in self.commands.items()}
+        rows = [*own.items(), *((name, app.summary) for name, app in APPLICATIONS.items())]
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)

@@ -1,0 +1,160 @@
+"""What `specstack explain` says of a plan: as data, and as tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from specstack_dsl import Pipeline
+from specstack_dsl.engine_args import PER_REQUEST_LIMITS, REFUSED_WITH_DRAFTS
+
+from specstack import memory
+from specstack.locate import locate_target
+from specstack.plan import PartPlan, Plan, sglang_args
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A plan with what follows from it."""
+
+    plan: Plan
+    target_note: str
+    values: tuple[tuple[str, Any, str], ...]
+    """(dotted path, value, origin)."""
+    memory_bytes: dict[str, int | None]
+    unsupported: dict[str, str]
+    """Feature -> why it does not work with this plan."""
+
+    def as_data(self) -> dict[str, Any]:
+        """The form of `--format json`."""
+        plan = self.plan
+        return {
+            "hash": plan.hash,
+            "target": {"path": plan.target.path, "found": self.target_note},
+            "values": [
+                {"path": path, "value": value, "origin": origin}
+                for path, value, origin in self.values
+            ],
+            "sglang_args": sglang_args(plan),
+            "shapes": plan.shapes.model_dump(mode="json"),
+            "memory_bytes": self.memory_bytes,
+            "unsupported": self.unsupported,
+            "warnings": list(plan.warnings),
+        }
+
+
+def flat_values(plan: Plan) -> dict[str, Any]:
+    """Return {dotted path: value} of every decision, in pipeline order."""
+    values: dict[str, Any] = {"target.model": plan.target.model, "target.dtype": plan.target.dtype}
+    for name in ("drafter", "tree", "verify", "budget"):
+        part: PartPlan = getattr(plan, name)
+        values[f"{name}.kind"] = part.kind
+        values |= {f"{name}.{option}": value for option, value in part.options.items()}
+    for name in ("engine", "metrics"):
+        section = getattr(plan, name).model_dump(mode="json")
+        values |= {f"{name}.{option}": value for option, value in section.items()}
+    return values
+
+
+def _unsupported(plan: Plan) -> dict[str, str]:
+    features: dict[str, str] = {}
+    if plan.engine.device == "cpu":
+        features["CUDA graphs"] = "the device is cpu"
+    if not plan.speculates:
+        return features
+    if plan.verify.kind == "greedy":
+        features["temperature above 0"] = "verify is greedy: use sample_and_walk"
+    for refusal in REFUSED_WITH_DRAFTS.values():
+        features[refusal.feature] = f"{refusal.reason}; {refusal.instead}"
+    return features | PER_REQUEST_LIMITS
+
+
+def explain(pipeline: Pipeline, plan: Plan) -> Explanation:
+    """Gather what there is to say."""
+    steps = pipeline.budget.steps
+    return Explanation(
+        plan=plan,
+        target_note=locate_target(pipeline).note,
+        values=tuple((p, v, plan.origins.get(p, "default")) for p, v in flat_values(plan).items()),
+        memory_bytes={
+            "weights": memory.weights_bytes(plan),
+            "kv_per_token": memory.kv_bytes_per_token(plan),
+            "kv_cache": memory.kv_pool_bytes(plan),
+            "tree_logits": memory.tree_logits_bytes(plan, steps) if plan.speculates else 0,
+        },
+        unsupported=_unsupported(plan),
+    )
+
+
+def _size(size: int | None) -> str:
+    if size is None:
+        return "not known here"
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= scale:
+            return f"{size / scale:.1f} {unit}"
+    return f"{size} B"
+
+
+def _shown(path: str, value: Any) -> str:
+    if path == "budget.rows":
+        return ", ".join(f"batch <= {row['max_batch']}: {row['draft_budget']}" for row in value)
+    if value is None:
+        return "no limit" if path == "tree.width" else "left to SGLang"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _headline(explanation: Explanation) -> list[str]:
+    plan = explanation.plan
+    facts = plan.target.facts
+    lines = [f"plan {plan.hash[:12]}"]
+    lines.append(f"target: {plan.target.path} ({explanation.target_note})")
+    if facts is not None:
+        lines.append(
+            f"model: {facts.architecture}, {facts.num_layers} layers, hidden {facts.hidden_size},"
+            f" {facts.num_heads} heads, {facts.num_kv_heads} KV heads, vocabulary"
+            f" {facts.vocab_size}, {facts.max_position_embeddings} positions"
+        )
+    shapes = plan.shapes
+    widths = " ".join(map(str, shapes.verify_widths))
+    lines.append(
+        f"shapes: at most {shapes.max_draft_budget} drafts per request and round, depth"
+        f" {shapes.max_depth}; nodes per verify step = drafts + 1: {widths}"
+    )
+    return lines
+
+
+def show(explanation: Explanation, console: Console) -> None:
+    """Print the tables of `--format text`."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    def table(title: str, *columns: str) -> Table:
+        made = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+        for column in columns:
+            made.add_column(column, overflow="fold")
+        return made
+
+    for line in _headline(explanation):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    values = table("Pipeline", "value", "is", "from")
+    for path, value, origin in explanation.values:
+        values.add_row(path, _shown(path, value), origin)
+    sglang = table("SGLang arguments", "argument", "value")
+    for name, value in sglang_args(explanation.plan).items():
+        sglang.add_row(name, str(value))
+    sizes = table("Memory", "memory", "size")
+    for name, size in explanation.memory_bytes.items():
+        sizes.add_row(name, _size(size))
+    tables = [values, sglang, sizes]
+    if explanation.unsupported:
+        limits = table("Not with this plan", "feature", "why")
+        for feature, reason in explanation.unsupported.items():
+            limits.add_row(feature, reason)
+        tables.append(limits)
+    for one in tables:
+        console.print(one)
+    for warning in explanation.plan.warnings:
+        console.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)

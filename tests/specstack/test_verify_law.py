@@ -1,0 +1,256 @@
+"""What the rules emit follows the target's law: exactly on small trees, statistically on large.
+
+Exact: a rule reads one uniform per depth through cumulative distributions, so it is constant on a
+grid of cells of the unit cube. Running it once in every cell, weighted by the cell's volume,
+integrates over all randomness. The emitted prefix is continued by plain sampling to a fixed
+length, and that joint law must equal plain sampling's. Wrong rules must fail both tests.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from scipy.stats import chisquare
+from specstack_kernels.ops import filter_probs, invert_cdf
+from specstack_kernels.reference.filter_probs import filter_probs as define_probs
+from specstack_kernels.torch_ops.walk import walk_tree
+
+from specstack.trees.assemble import assemble_tree
+from specstack.types import AcceptResult, SamplingTensors
+from specstack.verify.greedy import GreedyRule
+from specstack.verify.sample_and_walk import SampleAndWalkRule
+
+NO_FILTER = (1.0, 1 << 30, 1.0, 0.0)
+GREEDY = (1.0, 1, 1.0, 0.0)
+SETTINGS = {
+    "plain": NO_FILTER,
+    "temperature": (0.6, 1 << 30, 1.0, 0.0),
+    "top_k": (1.0, 2, 1.0, 0.0),
+    "top_p": (1.3, 1 << 30, 0.6, 0.0),
+    "min_p": (1.0, 1 << 30, 1.0, 0.5),
+    "all_filters": (0.8, 3, 0.9, 0.1),
+    "greedy": GREEDY,
+}
+# Paths of the drafts, parents first: (V, depth, paths).
+TREES = {
+    "root": (3, 0, []),
+    "chain": (2, 3, [(1,), (1, 0), (1, 0, 1)]),
+    "full": (2, 2, [(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]),
+    "uneven": (3, 3, [(2,), (0,), (2, 1), (2, 1, 1), (2, 1, 0)]),
+    "wide": (4, 2, [(3,), (1,), (3, 0), (3, 2), (1, 1)]),
+}
+
+
+def make_tree(paths, depth):
+    """One DraftTree row with these drafts; the rules must not care about its log q."""
+    node_of = {(): 0, **{path: i + 1 for i, path in enumerate(paths)}}
+    tokens = torch.tensor([[path[-1] for path in paths]], dtype=torch.int64)
+    parents = torch.tensor([[node_of[path[:-1]] for path in paths]], dtype=torch.int64)
+    log_q = torch.zeros((1, len(paths))) - torch.arange(len(paths))
+    width = {"num_draft_tokens": len(paths) + 1, "max_depth": max(1, depth)}
+    return assemble_tree(tokens, parents, log_q, torch.tensor([0]), **width)
+
+
+def repeat(tree, times):
+    fields = {name: value.expand(times, *value.shape[1:]) for name, value in vars(tree).items()}
+    return type(tree)(**fields)
+
+
+def tensors(settings, uniforms):
+    """SamplingTensors of rows that cycle through `settings`."""
+    columns = [torch.tensor(column) for column in zip(*settings, strict=True)]
+    times = uniforms.shape[0] // len(settings)
+    return SamplingTensors(
+        *(column.repeat(times) for column in columns),
+        uniforms=uniforms,
+        is_all_greedy=all(top_k == 1 for _, top_k, _, _ in settings),
+    )
+
+
+class WrongRule:
+    """Accepts by a rule that looks plausible; `choose` picks the token at the visited node."""
+
+    def __init__(self, choose):
+        self._choose = choose
+
+    def accept(self, tree, logits, sampling, *, max_depth):
+        rows = torch.arange(logits.shape[0])
+        settings = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
+
+        def choose(step, node):
+            probs = filter_probs(logits[rows, node], *settings)
+            return self._choose(tree, node, probs, sampling.uniforms, step)
+
+        parts = tree.tokens, tree.parent_index, tree.num_nodes
+        return AcceptResult(*walk_tree(*parts, choose, max_depth=max_depth))
+
+
+def trust_the_draft(tree, node, probs, uniforms, step):
+    """Take the first child with probability q = 0.5, whatever the target says."""
+    child = tree.retrieve_next_token.gather(1, node[:, None])
+    token = tree.tokens.gather(1, child.clamp(min=0))[:, 0]
+    u = uniforms[:, step]
+    takes_child = (child[:, 0] >= 0) & (u < 0.5)
+    return torch.where(takes_child, token, invert_cdf(probs, (2 * u) % 1.0))
+
+
+def reuse_the_uniform(tree, node, probs, uniforms, step):
+    return invert_cdf(probs, uniforms[:, 0])
+
+
+def renormalise_over_children(tree, node, probs, uniforms, step):
+    is_child = (tree.parent_index == node[:, None]) & (tree.log_q > -torch.inf)
+    allowed = torch.zeros_like(probs).scatter_add(1, tree.tokens, is_child.to(probs.dtype))
+    inside = probs * (allowed > 0)
+    has_children = inside.sum(dim=1, keepdim=True) > 0
+    return invert_cdf(torch.where(has_children, inside, probs), uniforms[:, step])
+
+
+WRONG_RULES = [
+    pytest.param(WrongRule(choose), id=choose.__name__)
+    for choose in (trust_the_draft, reuse_the_uniform, renormalise_over_children)
+]
+
+
+def plain_probs(prefix, vocab, setting):
+    """The target after `prefix`: filtered float64 probabilities, and the raw logits."""
+    seed = 1 + sum((token + 1) * 7**i for i, token in enumerate(prefix))
+    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(seed)) * 1.2
+    columns = [torch.tensor([x]) for x in setting]
+    return define_probs(logits[None].double(), *columns)[0], logits
+
+
+def plain_law(vocab, length, setting, prefix=()):
+    """Joint law [V] * length of plain sampling after `prefix`."""
+    probs, _ = plain_probs(prefix, vocab, setting)
+    if length <= 1:
+        return probs if length else torch.ones(())
+    tails = [plain_law(vocab, length - 1, setting, (*prefix, v)) for v in range(vocab)]
+    return torch.stack([p * tail for p, tail in zip(probs, tails, strict=True)])
+
+
+def cells(prefixes, vocab, setting, num_uniforms):
+    """Midpoints [cells, K] and volumes [cells] of a grid that no decision border crosses."""
+    borders = {0.0, 0.5, 1.0}
+    for prefix in prefixes:
+        borders.update(plain_probs(prefix, vocab, setting)[0].cumsum(0).clamp(max=1).tolist())
+    edges = torch.tensor(sorted(borders), dtype=torch.float64)
+    centres, widths = ((edges[1:] + edges[:-1]) / 2).tolist(), edges.diff().tolist()
+    middle = list(itertools.product(centres, repeat=num_uniforms))
+    volume = [math.prod(sides) for sides in itertools.product(widths, repeat=num_uniforms)]
+    return torch.tensor(middle, dtype=torch.float64), torch.tensor(volume, dtype=torch.float64)
+
+
+def emitted_laws(rule, tree_name, settings):
+    """Return for each setting the joint law of depth + 1 tokens under `rule`; rows are mixed."""
+    vocab, depth, paths = TREES[tree_name]
+    prefixes = [(), *paths]
+    grids = [cells(prefixes, vocab, setting, depth + 1) for setting in settings]
+    size = max(len(volume) for _, volume in grids)
+    uniforms = torch.zeros((size, len(settings), depth + 1), dtype=torch.float64)
+    for i, (middle, _) in enumerate(grids):
+        uniforms[: len(middle), i] = middle
+    uniforms = uniforms.reshape(-1, depth + 1)
+    rows = uniforms.shape[0]
+    logits = torch.stack([plain_probs(prefix, vocab, NO_FILTER)[1] for prefix in prefixes])
+    result = rule.accept(
+        repeat(make_tree(paths, depth), rows),
+        logits.expand(rows, *logits.shape),
+        tensors(settings, uniforms),
+        max_depth=depth,
+    )
+    laws = []
+    for i, (setting, (_, volume)) in enumerate(zip(settings, grids, strict=True)):
+        own = slice(i, len(volume) * len(settings), len(settings))
+        laws.append(complete(result.emitted[own], result.accept_lens[own], volume, vocab, setting))
+    return laws
+
+
+def complete(emitted, accept_lens, volume, vocab, setting):
+    """Continue emitted prefixes by plain sampling and sum up."""
+    length = emitted.shape[1]
+    law = torch.zeros([vocab] * length, dtype=torch.float64)
+    keys, index = torch.cat([accept_lens[:, None], emitted], 1).unique(dim=0, return_inverse=True)
+    weights = torch.zeros(len(keys), dtype=torch.float64).index_add_(0, index, volume)
+    for (num, *tokens), weight in zip(keys.tolist(), weights, strict=True):
+        prefix = tuple(tokens[:num])
+        law[prefix] += weight * plain_law(vocab, length - num, setting, prefix)
+    return law
+
+
+def distance(rule, tree_name, settings):
+    vocab, depth, _ = TREES[tree_name]
+    laws = emitted_laws(rule, tree_name, settings)
+    plain = [plain_law(vocab, depth + 1, setting) for setting in settings]
+    return max(float((a - b).abs().max()) for a, b in zip(laws, plain, strict=True))
+
+
+@pytest.mark.parametrize("tree_name", TREES)
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_emitted_law_equals_plain_sampling(tree_name, setting):
+    assert distance(SampleAndWalkRule(), tree_name, [setting]) < 1e-6
+
+
+@pytest.mark.parametrize("tree_name", TREES)
+def test_emitted_law_holds_in_mixed_batches(tree_name):
+    settings = [SETTINGS["all_filters"], GREEDY, NO_FILTER]
+    assert distance(SampleAndWalkRule(), tree_name, settings) < 1e-6
+
+
+@pytest.mark.parametrize("tree_name", TREES)
+def test_greedy_rule_emits_the_argmax_path(tree_name):
+    assert distance(GreedyRule(), tree_name, [GREEDY]) == 0.0
+
+
+@pytest.mark.parametrize("rule", WRONG_RULES)
+def test_exact_law_rejects_wrong_rules(rule):
+    assert distance(rule, "uneven", [NO_FILTER]) > 1e-2
+
+
+def smallest_p_value(rule, num_draws=100_000, vocab=100):
+    """Chi-square of the first token and of the second after each accepted first draft."""
+    paths = [(3,), (50,), (3, 7), (3, 8), (50, 9), (3, 7, 1)]
+    logits = torch.randn((7, vocab), generator=torch.Generator().manual_seed(0))
+    logits[0, 3] += 4.0
+    logits[0, 50] += 3.5
+    logits[1, 7] += 3.0
+    generator = torch.Generator().manual_seed(1)
+    uniforms = torch.rand((num_draws, 4), generator=generator, dtype=torch.float64)
+    result = rule.accept(
+        repeat(make_tree(paths, 3), num_draws),
+        logits.expand(num_draws, 7, vocab),
+        tensors([(0.9, 1 << 30, 0.95, 0.0)], uniforms),
+        max_depth=3,
+    )
+    samples = {0: result.emitted[:, 0]}
+    for node in (1, 2):
+        samples[node] = result.emitted[result.accept_index[:, 1] == node, 1]
+    settings = [torch.tensor([x]) for x in (0.9, 1 << 30, 0.95, 0.0)]
+    p_values = []
+    for node, tokens in samples.items():
+        expected = define_probs(logits[node : node + 1].double(), *settings)[0] * len(tokens)
+        counts = torch.bincount(tokens, minlength=vocab)
+        common = expected >= 5
+        folded = torch.cat([counts[common], counts[~common].sum()[None]])
+        wanted = torch.cat([expected[common], expected[~common].sum()[None] + 1e-9])
+        p_values.append(chisquare(folded, wanted * (folded.sum() / wanted.sum())).pvalue)
+    return min(p_values)
+
+
+def test_chi_square_accepts_sample_and_walk():
+    assert smallest_p_value(SampleAndWalkRule()) > 1e-3
+
+
+@pytest.mark.parametrize("rule", WRONG_RULES)
+def test_chi_square_rejects_wrong_rules(rule):
+    assert smallest_p_value(rule) < 1e-9
+
+
+def test_greedy_rule_refuses_sampled_requests():
+    tree = make_tree([(1,)], 1)
+    sampling = tensors([NO_FILTER], torch.zeros((1, 2), dtype=torch.float64))
+    with pytest.raises(ValueError, match="verify rule 'greedy' got a request with temperature > 0"):
+        GreedyRule().accept(tree, torch.zeros((1, 2, 3)), sampling, max_depth=1)
