@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from specstack_dsl.errors import Position, Problem, did_you_mean
+from specstack_dsl.parts import catalogue
 
 _EXPECTED = {
     "int_type": "an integer",
@@ -44,13 +45,28 @@ def _choice(error: Mapping[str, Any]) -> str:
     return f"expected one of {', '.join(choices)}, found {found(value)}{hint}"
 
 
-def message(error: Mapping[str, Any], known: Mapping[str, str], owner: str) -> str:
-    """Return the text for one pydantic error; `known` maps options of `owner` to descriptions."""
+def _unknown(name: str, known: Mapping[str, str], owner: str, others: Mapping[str, Any]) -> str:
+    options = f"it has {', '.join(known)}" if known else "it has no options"
+    having = [kind for kind, part in others.items() if name in part.model_fields]
+    hint = f"; kind {' and '.join(having)} has it" if having else did_you_mean(name, known)
+    return f"unknown option of {owner}: {options}{hint}"
+
+
+def message(
+    error: Mapping[str, Any], known: Mapping[str, str], owner: str, others: Mapping[str, Any]
+) -> str:
+    """Return the text for one pydantic error.
+
+    Args:
+        error: as pydantic reports it.
+        known: options of the part, with descriptions.
+        owner: name of the part.
+        others: the kinds of its section.
+    """
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     name = str(error["loc"][-1]) if error["loc"] else ""
     if kind == "extra_forbidden":
-        options = f"it has {', '.join(known)}" if known else "it has no options"
-        return f"unknown option of {owner}: {options}{did_you_mean(name, known)}"
+        return _unknown(name, known, owner, others if len(error["loc"]) == 1 else {})
     if kind == "missing":
         description = known.get(name, "")
         return f"missing ({description})" if description else "missing"
@@ -100,9 +116,10 @@ def problems_of(
             continue  # pydantic counts sound items only; the unsound ones are reported themselves
         path = ".".join([section, *map(str, item["loc"])])
         known = descriptions(model, item["loc"][:-1])
+        others = catalogue().get(section, {})
         at_key = item["type"] == "extra_forbidden"
         place = nearest(path, keys if at_key else positions)
-        problems.append(Problem(path, message(item, known, owner), place, "types"))
+        problems.append(Problem(path, message(item, known, owner, others), place, "types"))
     return problems
 
 

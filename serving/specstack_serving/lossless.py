@@ -26,7 +26,8 @@ from specstack_serving.generate import Generation, chat_ids, generate, read_prom
 from specstack_serving.launch import ServerFailed, running_server
 from specstack_serving.main import prepare
 
-PLAIN = ("drafter.kind=none",)
+PLAIN = ("drafter=none", "budget={kind: fixed, draft_budget: 0}")
+"""Overrides that turn a pipeline into plain decoding of the same target."""
 
 
 @dataclass(frozen=True)

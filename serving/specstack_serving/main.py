@@ -54,6 +54,9 @@ def prepare(pipeline: Path, overrides: tuple[str, ...]) -> Plan:
     name = parse_reference(plan.target.model)
     if name is not None:
         ensure(name)
+    elif plan.target.facts is None:
+        _fetch_config(plan.target.path)
+        plan = plan_file(pipeline, overrides)
     return plan
 
 
@@ -74,6 +77,34 @@ def _require_engine() -> None:
             f"SGLANG_PLATFORM={platform} makes SGLang skip the plug-ins of other packages, "
             "specstack's too: unset it"
         )
+
+
+def _fetch_config(model: str) -> None:
+    """Get a hub model's config.json, so that the plan is checked against it before a download."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    _say(f"fetching the config of {model}")
+    try:
+        hf_hub_download(model, "config.json")
+    except GatedRepoError:
+        reason = "it needs a licence agreement: accept it on the model's page, then `hf auth login`"
+    except RepositoryNotFoundError:
+        reason = "no such model on the hub (or it is private: `hf auth login`)"
+    except LocalEntryNotFoundError:
+        reason = "the hub cannot be reached and the model is not in its local cache"
+    except (EntryNotFoundError, HFValidationError, HfHubHTTPError) as error:
+        reason = str(error).splitlines()[0]
+    else:
+        return
+    raise click.ClickException(f"target {model}: {reason}")
 
 
 def _require_port(host: str, port: int) -> None:

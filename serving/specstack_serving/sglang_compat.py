@@ -79,6 +79,17 @@ SEAMS: dict[str, Seam] = {
     "add_attention_backend_choices": Seam(
         "sglang.srt.arg_groups.choices:add_attention_backend_choices"
     ),
+    "BaseFusedOp": Seam(
+        "sglang.kernels.fused_op:BaseFusedOp", members=("register_oot_forward",)
+    ),
+    "RMSNorm": Seam("sglang.srt.layers.layernorm:RMSNorm", members=("forward_native",)),
+    "RotaryEmbedding": Seam(
+        "sglang.srt.layers.rotary_embedding.base:RotaryEmbedding",
+        members=("forward_native", "_compute_cos_sin_cache"),
+    ),
+    "Llama3RotaryEmbedding": Seam(
+        "sglang.srt.layers.rotary_embedding.rope_variant:Llama3RotaryEmbedding"
+    ),
     "LinearBase": Seam("sglang.srt.layers.linear:LinearBase"),
     "UnquantizedLinearMethod": Seam(
         "sglang.srt.layers.quantization.unquant:UnquantizedLinearMethod",

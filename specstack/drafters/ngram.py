@@ -19,8 +19,11 @@ from specstack.types import DraftProposal
 
 
 def match_weight(match_len: int) -> float:
-    """Return the odds that the token after a lone match of this length is right."""
-    return 0.5 * max(1, match_len - 1)
+    """Return the odds that the token after a lone match of this length is right.
+
+    Fitted to what a small chat model writes: docs/decisions/0003-ngram-drafter.md.
+    """
+    return max(0.5, match_len - 1.0)
 
 
 class NgramDrafter:
@@ -80,11 +83,10 @@ class NgramDrafter:
         return _pack([self._continue(self._slots[slot], draft_budget) for slot in slots])
 
     def _continue(self, index: SuffixIndex, draft_budget: int) -> Candidates:
-        context = index.tokens[-self._max_match :]
-        limit = self._max_occurrences
-        occurrences = index.find(context, limit, before=len(index.tokens) - 1)
-        if self._shared is not None and len(occurrences) < limit:
-            occurrences += self._shared.find(context, limit - len(occurrences))
+        occurrences = index.find_end(self._max_occurrences)
+        missing = self._max_occurrences - len(occurrences)
+        if self._shared is not None and missing:
+            occurrences += self._shared.find(index.tokens[-self._max_match :], missing)
         continuations = Continuations(index.tokens, self._weights, self._max_depth)
         continuations.take_best(occurrences, draft_budget)
         continuations.take_chain(draft_budget)

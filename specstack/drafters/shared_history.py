@@ -39,7 +39,7 @@ class SharedHistory:
         for generation in (self._young, self._old):
             missing = limit - len(found)
             if missing:
-                found += generation.find(context, missing, before=len(generation.tokens))
+                found += generation.find(context, missing)
         return found
 
     def _new_generation(self) -> SuffixIndex:

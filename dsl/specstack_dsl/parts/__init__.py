@@ -25,10 +25,10 @@ from specstack_dsl.parts.target import Target
 __all__ = [
     "BUILT_IN",
     "CONTRACTS",
-    "CatalogueError",
     "ENTRY_POINT_GROUP",
     "SINGLE",
     "BudgetPart",
+    "CatalogueError",
     "DrafterPart",
     "Engine",
     "Fixed",
@@ -77,7 +77,7 @@ Catalogue = dict[str, dict[str, type[Part]]]
 
 
 def build_catalogue(parts: tuple[tuple[str, type[Part]], ...]) -> Catalogue:
-    """Return {section: {kind: part}} of (provider, part); raises CatalogueError naming both owners."""
+    """Return {section: {kind: part}} of (provider, part); raises CatalogueError."""
     found: Catalogue = {section: {} for section in CONTRACTS}
     owners: dict[tuple[str, str], str] = {}
     for provider, part in parts:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -11,8 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from specstack_serving import sglang_compat as sgl
-
-logger = logging.getLogger(__name__)
+from specstack_serving.cpu import ops
 
 ATTENTION_BACKEND = "specstack_cpu"
 
@@ -46,6 +43,12 @@ class SpecstackCpuPlatform(sgl.CpuDeviceMixin, sgl.SRTPlatform):  # type: ignore
 
     def supports_speculative_algorithm(self, algorithm: str) -> bool:
         return True
+
+    def init_backend(self) -> None:
+        ops.register()
+
+    def get_dispatch_key_name(self) -> str:
+        return ops.DISPATCH_KEY
 
     def post_load_model(self, model: nn.Module) -> None:
         from specstack_serving.cpu.linear import pack_linears
