@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 import click
+
 from specstack_dsl.errors import did_you_mean
 
 
@@ -25,7 +26,7 @@ APPLICATIONS = {
     ),
     "lossless": Application(
         "specstack_serving.lossless:lossless",
-        "Compare a running server's outputs with plain decoding.",
+        "Compare a pipeline with plain decoding, token by token.",
     ),
     "models": Application("specstack.models.cli:models", "List and get packaged models."),
 }

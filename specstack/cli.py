@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import click
-from specstack_dsl import PlanError, SpecError
-from specstack_dsl.errors import ProblemsError
-from specstack_dsl.parts import CatalogueError
 
 from specstack import __version__
 from specstack.applications import LazyGroup
 from specstack.models.errors import ModelError
+from specstack_dsl import PlanError, SpecError
+from specstack_dsl.errors import ProblemsError
+from specstack_dsl.parts import CatalogueError
 
 EXIT_CODES = """
 \b
@@ -53,7 +53,7 @@ def _overrides(command: Callable[..., Any]) -> Callable[..., Any]:
         "overrides",
         multiple=True,
         metavar="PATH=VALUE",
-        help="Override one value, for example --set budget.kind=fixed. May be repeated.",
+        help="Override one value, for example --set tree.depth=4. May be repeated.",
     )(command)
 
 
@@ -83,10 +83,9 @@ def check(files: tuple[str, ...], form: str, overrides: tuple[str, ...]) -> None
       specstack check pipelines/*.yaml --format sarif > problems.sarif
       specstack check my.yaml --set tree.depth=4
     """
-    from specstack_dsl.report import as_json, as_sarif
-
     from specstack.facts import HostFacts
     from specstack.plan import plan_file
+    from specstack_dsl.report import as_json, as_sarif
 
     problems: dict[str, Any] = {}
     code = 0
@@ -124,12 +123,11 @@ def explain(file: str, form: str, overrides: tuple[str, ...]) -> None:
       specstack explain my.yaml
       specstack explain my.yaml --set engine.device=cpu --format json
     """
-    from specstack_dsl import load
-
     from specstack.explain import explain as gather
     from specstack.explain import show
     from specstack.facts import HostFacts, model_facts
     from specstack.plan import compile
+    from specstack_dsl import load
 
     pipeline = load(file, overrides)
     facts = model_facts(pipeline)

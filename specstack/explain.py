@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from specstack_dsl import Pipeline
-from specstack_dsl.engine_args import PER_REQUEST_LIMITS, REFUSED_WITH_DRAFTS
-
 from specstack import memory
 from specstack.locate import locate_target
 from specstack.plan import PartPlan, Plan, sglang_args
+from specstack_dsl import Pipeline
+from specstack_dsl.engine_args import PER_REQUEST_LIMITS, REFUSED_WITH_DRAFTS
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from specstack_dsl import Pipeline
-
 from specstack.hf_config import read_config
 from specstack.locate import locate_target, refuse_target
+from specstack_dsl import Pipeline
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specstack.models.packaged import CATALOGUE, local_path
 from specstack_dsl import Pipeline, PlanError, Problem
 from specstack_dsl.errors import did_you_mean
 from specstack_dsl.parts.target import PACKAGED_PREFIX, is_folder
-
-from specstack.models.packaged import CATALOGUE, local_path
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 from pydantic_core import PydanticUndefined
+
 from specstack_dsl.errors import did_you_mean
 from specstack_dsl.parts import SINGLE, Part, Section, catalogue
 

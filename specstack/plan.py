@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
-from specstack_dsl import Pipeline, PlanError, load
-from specstack_dsl.errors import in_file_order
-from specstack_dsl.parts import Part
 
 from specstack.facts import HostFacts, ModelFacts, model_facts
 from specstack.locate import TargetLocation, locate_target
 from specstack.plan_rules import Context, broken_rules, warnings
 from specstack.resolve import Resolved, resolve
+from specstack_dsl import Pipeline, PlanError, load
+from specstack_dsl.errors import in_file_order
+from specstack_dsl.parts import Part
 
 ALGORITHM = "SPECSTACK"
 """Name under which the worker is registered with SGLang."""

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specstack_dsl import Pipeline, Problem
-from specstack_dsl.parts.target import PACKAGED_PREFIX, is_folder
-
 from specstack import memory
 from specstack.facts import HostFacts, ModelFacts
 from specstack.resolve import Steps
+from specstack_dsl import Pipeline, Problem
+from specstack_dsl.parts.target import PACKAGED_PREFIX, is_folder
 
 if TYPE_CHECKING:
     from specstack.plan import Plan
@@ -222,6 +221,18 @@ def warnings(context: Context) -> Iterator[str]:
             f"target.dtype {plan.target.dtype} on cpu: near-ties may fall differently with and"
             " without drafts, and few CPUs are faster in it; float32 avoids both"
         )
+    context_length = engine.context_length or (
+        context.facts.max_position_embeddings if context.facts else None
+    )
+    if context_length and engine.max_total_tokens and engine.max_total_tokens < context_length:
+        yield (
+            f"the KV cache of {engine.max_total_tokens} tokens is shorter than the context of"
+            f" {context_length}: longer requests are refused"
+        )
+    unreached = len(context.pipeline.budget.steps) - len(context.steps)
+    if unreached and context.pipeline.states("engine.max_running_requests"):
+        most = engine.max_running_requests
+        yield f"the last {unreached} rows of the budget are for more than {most} requests: unused"
     if plan.speculates and engine.attention_backend == "fa3":
         yield "engine.attention_backend fa3 fixes one verify width: prefer triton or flashinfer"
     if context.host.accelerator == "amd" and engine.device == "cuda":

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeVar, cast
 
+from specstack.facts import HostFacts, ModelFacts
 from specstack_dsl import Pipeline
 from specstack_dsl.parts import CONTRACTS, SINGLE, Part
-
-from specstack.facts import HostFacts, ModelFacts
 
 CPU_MAX_RUNNING_REQUESTS = 16
 CPU_MAX_TOTAL_TOKENS = 32768

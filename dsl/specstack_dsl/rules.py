@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 from specstack_dsl.engine_args import (
     ALWAYS_SET,
@@ -104,22 +103,6 @@ def drafts_need_a_backend_that_reads_tree_masks(pipeline: Pipeline) -> Iterator[
             "torch_native cannot verify drafts, at any page_size: it ignores tree masks;"
             " use specstack_cpu on cpu, triton, flashinfer or fa3 on cuda",
         )
-
-
-@rule("budget", "engine")
-def every_row_of_a_budget_can_be_reached(pipeline: Pipeline) -> Iterator[Finding]:
-    """A row for batches that the engine never runs is a mistake in one of the two numbers."""
-    most = pipeline.engine.max_running_requests
-    if most == "auto":
-        return
-    for index, (step, _) in enumerate(pairwise(pipeline.budget.steps), start=1):
-        before = step[0]
-        if before is not None and before >= most:
-            yield (
-                f"budget.rows.{index}",
-                f"never used: engine.max_running_requests is {most} and the row before holds"
-                f" up to {before}; remove the row, or raise engine.max_running_requests",
-            )
 
 
 @rule("engine")

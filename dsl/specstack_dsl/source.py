@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from specstack_dsl.errors import Position, Problem, SpecError
-from specstack_dsl.nodes import Node, parse
+from specstack_dsl.nodes import MAX_DEPTH, Node, parse
 
-MAX_BYTES = 256 * 1024
+MAX_BYTES = 64 * 1024
 NAMED_SECTIONS = {
     "target": "model",
     "drafter": "kind",
@@ -173,7 +173,7 @@ def _assign(node: Node, keys: Sequence[str], value: Node, label: Position, path:
     below = f"{path}.{key}" if path else key
     fresh = Node({}, label, label)
     if isinstance(node.value, list):
-        if not key.isdigit() or int(key) >= len(node.value):
+        if not key.isdecimal() or int(key) >= len(node.value):
             message = f"{path} has items 0 to {len(node.value) - 1}, no {key!r}"
             raise _fail(message, label, path)
         items = list(node.value)
@@ -193,7 +193,8 @@ def _override(root: Node, override: str, environ: Mapping[str, str]) -> Node:
     label = Position(f"--set {override}", folder=".")
     name, equals, text = override.partition("=")
     keys = name.strip().split(".")
-    if not equals or not all(keys) or keys[0] in ("extends", "version"):
+    sound = equals and all(keys) and len(keys) <= MAX_DEPTH
+    if not sound or keys[0] in ("extends", "version"):
         raise _fail("expected SECTION.OPTION=VALUE, for example --set tree.depth=4", label)
     parsed = parse(text, label.file, label.folder) or Node(None, label)
     problems: list[Problem] = []

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 import torch
+
 from specstack_kernels import ops
 from specstack_kernels.testing import RandomSampling, random_tree
 

@@ -52,9 +52,7 @@ def wants_speculation(custom_params: Any) -> bool:
         return True
     options = custom_params[REQUEST_KEY]
     if not isinstance(options, Mapping) or set(options) - {"speculate"}:
-        raise ValueError(
-            f'"{REQUEST_KEY}" takes {{"speculate": true|false}}, found {options!r}'
-        )
+        raise ValueError(f'"{REQUEST_KEY}" takes {{"speculate": true|false}}, found {options!r}')
     speculate = options.get("speculate", True)
     if not isinstance(speculate, bool):
         raise ValueError(f'"{REQUEST_KEY}.speculate" is true or false, found {speculate!r}')

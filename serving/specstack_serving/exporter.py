@@ -74,11 +74,7 @@ def _families(prefix: str, labels: tuple[str, ...]) -> dict[str, Any]:
         if metric.kind == "counter":
             families[metric.name] = Counter(name, metric.help, names)
         elif metric.kind == "gauge":
-            families[metric.name] = Gauge(
-                name, metric.help, names, multiprocess_mode="mostrecent"
-            )
+            families[metric.name] = Gauge(name, metric.help, names, multiprocess_mode="mostrecent")
         else:
-            families[metric.name] = Histogram(
-                name, metric.help, names, buckets=SECONDS_BUCKETS
-            )
+            families[metric.name] = Histogram(name, metric.help, names, buckets=SECONDS_BUCKETS)
     return families

@@ -81,9 +81,7 @@ def generate(
     Raises:
         httpx.HTTPStatusError: the server refused one.
     """
-    return asyncio.run(
-        _generate(url, inputs, sampling_params, concurrency, on_done, request)
-    )
+    return asyncio.run(_generate(url, inputs, sampling_params, concurrency, on_done, request))
 
 
 async def _generate(

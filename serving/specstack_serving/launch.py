@@ -15,10 +15,14 @@ import httpx
 
 from specstack.plan import Plan
 from specstack_serving.carrier import PLAN_VARIABLE
-from specstack_serving.supervisor import engine_command
+from specstack_serving.supervisor import PARENT_VARIABLE, engine_command
 
-_SUPERVISE = "import sys; from specstack_serving.supervisor import Supervisor; "
-_SUPERVISE += "sys.exit(Supervisor(sys.argv[1:], lambda text: None).run())"
+_SUPERVISE = """
+import signal, sys
+from specstack_serving.supervisor import Supervisor, die_with_parent
+die_with_parent(signal.SIGTERM)
+sys.exit(Supervisor(sys.argv[1:], lambda text: None).run())
+"""
 
 
 class ServerFailed(RuntimeError):
@@ -39,6 +43,7 @@ def running_server(
         "SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS": "0",
         **(env or {}),
         PLAN_VARIABLE: plan.model_dump_json(),
+        PARENT_VARIABLE: str(os.getpid()),
     }
     python, *rest = engine_command()
     command = [python, "-c", _SUPERVISE, python, *rest]

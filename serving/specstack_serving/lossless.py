@@ -63,12 +63,23 @@ class Report:
 
 @click.command()
 @click.argument("pipeline", type=click.Path(path_type=Path))
-@click.option("--prompts", "prompt_file", required=True, type=click.Path(exists=True, path_type=Path))
+@click.option(
+    "--prompts", "prompt_file", required=True, type=click.Path(exists=True, path_type=Path)
+)
 @click.option("--num", default=None, type=click.IntRange(min=1), help="Use the first NUM prompts.")
 @click.option("--max-tokens", default=128, show_default=True, type=click.IntRange(min=1))
-@click.option("--concurrency", "levels", multiple=True, default=(1, 8), show_default=True,
-              type=click.IntRange(min=1), help="Repeat for several levels.")
-@click.option("--tie", default=1e-4, show_default=True, help="Gap in nats below which two tokens tie.")
+@click.option(
+    "--concurrency",
+    "levels",
+    multiple=True,
+    default=(1, 8),
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Repeat for several levels.",
+)
+@click.option(
+    "--tie", default=1e-4, show_default=True, help="Gap in nats below which two tokens tie."
+)
 @click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text")
 def lossless(
@@ -130,15 +141,21 @@ def lossless(
 
 
 def _run(
-    plan: Plan, inputs: list[list[int]], params: dict[str, Any], levels: tuple[int, ...], advance: Any
+    plan: Plan,
+    inputs: list[list[int]],
+    params: dict[str, Any],
+    levels: tuple[int, ...],
+    advance: Any,
 ) -> dict[int, list[Generation]]:
-    with tempfile.TemporaryDirectory() as folder:
-        with running_server(plan, Path(folder, "server.log")) as url:
-            return {
-                level: generate(url, inputs, params, concurrency=level, on_done=advance,
-                                return_logprob=True, top_logprobs_num=2)
-                for level in levels
-            }  # fmt: skip
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_server(plan, Path(folder, "server.log")) as url,
+    ):
+        return {
+            level: generate(url, inputs, params, concurrency=level, on_done=advance,
+                            return_logprob=True, top_logprobs_num=2)
+            for level in levels
+        }  # fmt: skip
 
 
 def _differences(
@@ -150,7 +167,9 @@ def _differences(
         longest = max(len(a.output_ids), len(b.output_ids))
         left = [*a.output_ids, *[None] * (longest - len(a.output_ids))]
         right = [*b.output_ids, *[None] * (longest - len(b.output_ids))]
-        position = next(i for i, pair in enumerate(zip(left, right, strict=True)) if len(set(pair)) > 1)
+        position = next(
+            i for i, pair in enumerate(zip(left, right, strict=True)) if len(set(pair)) > 1
+        )
         gap = _gap(a, position)
         yield Difference(name, position, left[position], right[position], gap, gap < tie)
 

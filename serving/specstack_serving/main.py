@@ -30,7 +30,7 @@ def serve(pipeline: Path, overrides: tuple[str, ...]) -> None:
 
     \b
     specstack serve dsl/specs/quickstart.yaml
-    specstack serve my.yaml --set engine.port=30001 --set budget.kind=fixed
+    specstack serve my.yaml --set engine.port=30001 --set tree=chain
     """
     plan = prepare(pipeline, overrides)
     _say(

@@ -68,9 +68,7 @@ SEAMS: dict[str, Seam] = {
             "support_triton",
         ),
     ),
-    "AttentionType": Seam(
-        "sglang.srt.layers.radix_attention:AttentionType", members=("DECODER",)
-    ),
+    "AttentionType": Seam("sglang.srt.layers.radix_attention:AttentionType", members=("DECODER",)),
     "RadixAttention": Seam("sglang.srt.layers.radix_attention:RadixAttention"),
     "register_attention_backend": Seam(
         "sglang.srt.layers.attention.attention_registry:register_attention_backend",
@@ -79,9 +77,7 @@ SEAMS: dict[str, Seam] = {
     "add_attention_backend_choices": Seam(
         "sglang.srt.arg_groups.choices:add_attention_backend_choices"
     ),
-    "BaseFusedOp": Seam(
-        "sglang.kernels.fused_op:BaseFusedOp", members=("register_oot_forward",)
-    ),
+    "BaseFusedOp": Seam("sglang.kernels.fused_op:BaseFusedOp", members=("register_oot_forward",)),
     "RMSNorm": Seam("sglang.srt.layers.layernorm:RMSNorm", members=("forward_native",)),
     "RotaryEmbedding": Seam(
         "sglang.srt.layers.rotary_embedding.base:RotaryEmbedding",
@@ -123,13 +119,10 @@ SEAMS: dict[str, Seam] = {
     "HookRegistry": Seam(
         "sglang.srt.plugins.hook_registry:HookRegistry", members=("register", "apply_hooks")
     ),
-    "HookType": Seam(
-        "sglang.srt.plugins.hook_registry:HookType", members=("AROUND", "REPLACE")
-    ),
+    "HookType": Seam("sglang.srt.plugins.hook_registry:HookType", members=("AROUND", "REPLACE")),
     "load_plugins": Seam("sglang.srt.plugins:load_plugins"),
-    "prepare_server_args": Seam(
-        "sglang.srt.server_args:prepare_server_args", parameters=("argv",)
-    ),
+    "prepare_server_args": Seam("sglang.srt.server_args:prepare_server_args", parameters=("argv",)),
+    "ServerArgs": Seam("sglang.srt.server_args:ServerArgs", members=("add_cli_args",)),
     "run_server": Seam("sglang.launch_server:run_server", parameters=("server_args",)),
     "kill_process_tree": Seam(
         "sglang.srt.utils:kill_process_tree", parameters=("parent_pid", "include_parent")
@@ -215,9 +208,7 @@ SEAMS: dict[str, Seam] = {
         "sglang.srt.speculative.spec_utils:build_grammar_vocab_mask",
         parameters=("reqs", "tree", "sampling_info", "device", "barrier"),
     ),
-    "GrammarTree": Seam(
-        "sglang.srt.speculative.spec_utils:GrammarTree", members=("from_device",)
-    ),
+    "GrammarTree": Seam("sglang.srt.speculative.spec_utils:GrammarTree", members=("from_device",)),
     "Req": Seam(
         "sglang.srt.managers.schedule_batch:Req",
         members=("get_fill_ids", "extend_end"),

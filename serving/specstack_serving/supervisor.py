@@ -7,6 +7,7 @@ Here the whole group ends together, whatever the moment: politely first, then fo
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
@@ -17,6 +18,10 @@ from types import FrameType
 
 GRACE_SECONDS = 10.0
 """How long running requests may take to finish after the first signal."""
+PARENT_VARIABLE = "SPECSTACK_PARENT_PID"
+"""Tells a process who started it, so that it notices a parent that is gone already."""
+_REAP_SECONDS = 5.0
+_PR_SET_PDEATHSIG = 1
 
 
 class Supervisor:
@@ -33,31 +38,48 @@ class Supervisor:
 
         That is 128 + the signal for a requested stop, else the command's own code.
         """
-        wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        wanted = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup: goes on without a terminal
+            wanted.append(signal.SIGHUP)
         previous = {number: signal.signal(number, self._on_signal) for number in wanted}
-        process = subprocess.Popen(self._command, start_new_session=True)
+        code = 0
         try:
-            code = self._wait(process)
+            if self._received is None:
+                code = self._run()
         finally:
-            _kill_group(process.pid)
-            process.wait()
             for number, handler in previous.items():
                 signal.signal(number, handler)
         if self._received is not None:
             return 128 + self._received
         return code if code >= 0 else 128 - code
 
-    def _wait(self, process: subprocess.Popen[bytes]) -> int:
+    def _run(self) -> int:
+        process = subprocess.Popen(
+            self._command,
+            start_new_session=True,
+            env={**os.environ, PARENT_VARIABLE: str(os.getpid())},
+        )
+        try:
+            self._wait(process.pid)
+        finally:
+            # Before the leader is reaped, while its id cannot name another group.
+            os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
+            _wait_for_group(process.pid)
+        return code
+
+    def _wait(self, pid: int) -> None:
+        """Return when the command has ended (not reaped) or its time is up."""
         asked = False
-        while (code := process.poll()) is None:
+        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             if self._received is not None and not asked:
                 asked = True
-                self._say("stopping; once more stops at once")
-                process.send_signal(signal.SIGTERM)
+                os.kill(pid, signal.SIGTERM)
+                with contextlib.suppress(OSError):  # the terminal may be gone
+                    self._say("stopping; once more stops at once")
             if self._deadline is not None and time.monotonic() > self._deadline:
-                return 0
+                return
             time.sleep(0.05)
-        return code
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         again = self._received is not None
@@ -70,6 +92,25 @@ def engine_command() -> list[str]:
     return [sys.executable, "-m", "specstack_serving.engine"]
 
 
-def _kill_group(pid: int) -> None:
+def die_with_parent(number: signal.Signals) -> None:
+    """Linux: receive `number` when the thread that started this process ends.
+
+    Exits at once when the process that PARENT_VARIABLE names is gone already. The parent may well
+    be process 1: that of a container.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
+        parent = os.environ.get(PARENT_VARIABLE)
+        if parent is not None and os.getppid() != int(parent):
+            sys.exit("the parent ended during start")
+
+
+def _wait_for_group(pid: int) -> None:
+    """Wait until killed processes are gone: their ports and memory are free then."""
+    deadline = time.monotonic() + _REAP_SECONDS
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+        while time.monotonic() < deadline:
+            os.killpg(pid, 0)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(-pid, os.WNOHANG)  # as process 1 of a container, orphans are ours
+            time.sleep(0.01)

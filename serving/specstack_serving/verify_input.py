@@ -42,6 +42,7 @@ class DraftState(sgl.SpecInput):  # type: ignore[misc]
     def merge_batch(self, other: DraftState) -> None:
         """Append the requests of `other`."""
         if self.future_indices is not None:
+            assert other.future_indices is not None
             self.future_indices = torch.cat([self.future_indices, other.future_indices])
             return
         self.bonus_tokens = torch.cat([self.bonus_tokens, other.bonus_tokens])

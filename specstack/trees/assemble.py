@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import torch
 from jaxtyping import Float, Int
-from specstack_kernels.ops import link_tree
 from torch import Tensor
 from torch.nn.functional import pad
 
 from specstack.types import DraftTree
+from specstack_kernels.ops import link_tree
 
 
 def assemble_tree(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from jaxtyping import Float
-from specstack_kernels.ops import accept_greedy
 from torch import Tensor
 
 from specstack.types import AcceptResult, DraftTree, SamplingTensors
+from specstack_kernels.ops import accept_greedy
 
 
 class GreedyRule:

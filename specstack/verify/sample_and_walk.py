@@ -7,11 +7,11 @@ arXiv 2305.09781, section 4.3). The definition is `specstack_kernels.reference.s
 from __future__ import annotations
 
 from jaxtyping import Float
-from specstack_kernels.ops import sample_and_walk
 from torch import Tensor
 
 from specstack.types import AcceptResult, DraftTree, SamplingTensors
 from specstack.verify.greedy import GreedyRule
+from specstack_kernels.ops import sample_and_walk
 
 
 class SampleAndWalkRule:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from specstack_dsl import SpecError, load
 from specstack_dsl.rules import RULES
 

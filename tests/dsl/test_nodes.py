@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from specstack_dsl import SpecError
 from specstack_dsl.nodes import MAX_DEPTH, parse
 

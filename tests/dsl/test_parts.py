@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import specstack_dsl.parts as parts
 from pydantic import Field
+
+import specstack_dsl.parts as parts
 from specstack_dsl import SpecError, loads
 from specstack_dsl.engine_args import ALWAYS_SET, OWNED, REFUSED_WITH_DRAFTS, turns_on
 from specstack_dsl.parts import BUILT_IN, CatalogueError, Part, TreePart, build_catalogue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from pydantic import ValidationError
+
 from specstack_dsl import Pipeline, SpecError, loads
 
 HEAD = "version: 1\ntarget: org/model\n"

@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+
 from specstack_dsl.nodes import parse
 from specstack_dsl.schema import json_schema
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 import pytest
+
 from specstack_dsl.freeze_sglang_args import installed
 from specstack_dsl.sglang_args import frozen
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from specstack_dsl import SpecError, load, loads
 from specstack_dsl.source import MAX_BYTES
 
@@ -60,7 +61,7 @@ class TestFiles:
 
     def test_a_huge_file_is_not_read(self, tmp_path: Path) -> None:
         file = write(tmp_path, "h.yaml", "#" * (MAX_BYTES + 1))
-        assert message(file) == f"{file}: more than 256 KiB: not a pipeline"
+        assert message(file) == f"{file}: more than 64 KiB: not a pipeline"
 
     @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs /dev/zero")
     def test_an_endless_file_is_not_read(self) -> None:
@@ -194,6 +195,8 @@ class TestOverrides:
         ("override", "expected"),
         [
             ("tree.depth", "expected SECTION.OPTION=VALUE, for example --set tree.depth=4"),
+            (".".join("a" * 40) + "=1", "expected SECTION.OPTION=VALUE"),
+            ("budget.rows.\u00b2=1", "budget.rows has items 0 to 0"),
             ("=3", "expected SECTION.OPTION=VALUE, for example --set tree.depth=4"),
             ("extends=a.yaml", "expected SECTION.OPTION=VALUE, for example --set tree.depth=4"),
             ("engine.port=0", "engine.port: expected at least 1, found 0"),

@@ -9,6 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+
 from specstack_dsl import SpecError, load, loads
 from specstack_dsl.nodes import parse
 from specstack_dsl.schema import json_schema

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from cases import GREEDY, answers
 from harness import Serve
+
 from specstack_serving.lossless import PLAIN
 
 
@@ -21,7 +22,11 @@ def plain_answers(serve: Serve) -> dict[str, Any]:
 
 SERVERS = {
     "tree": ("quickstart.yaml", "budget={kind: fixed, draft_budget: 15}"),
-    "chain": ("quickstart.yaml", "tree={kind: chain, depth: 6}", "budget={kind: fixed, draft_budget: 6}"),
+    "chain": (
+        "quickstart.yaml",
+        "tree={kind: chain, depth: 6}",
+        "budget={kind: fixed, draft_budget: 6}",
+    ),
 }
 
 
@@ -46,9 +51,7 @@ def test_tokens_and_logprobs_equal_plain_decoding(
 
 
 def assert_logprobs_equal(ours: dict[str, Any], plain: dict[str, Any]) -> None:
-    pairs = zip(
-        ours["output_token_logprobs"], plain["output_token_logprobs"], strict=True
-    )
+    pairs = zip(ours["output_token_logprobs"], plain["output_token_logprobs"], strict=True)
     for (a, token_a, _), (b, token_b, _) in pairs:
         assert token_a == token_b
         assert a == pytest.approx(b, abs=1e-3)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from specstack_kernels import ops
 from specstack_kernels.reference.filter_probs import filter_probs as reference
 from specstack_kernels.testing import random_sampling

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from specstack_kernels import ops
 from specstack_kernels.reference.link_tree import link_tree as reference
 from specstack_kernels.testing import TREE_SHAPES, random_tree

@@ -13,9 +13,9 @@ import ast
 from pathlib import Path
 
 import pytest
-import specstack_kernels
 
 import specstack
+import specstack_kernels
 
 KERNELS = Path(specstack_kernels.__path__[0])
 FRAMEWORK = Path(specstack.__path__[0])

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from specstack_kernels import ops
 from specstack_kernels.reference.sample_and_walk import invert_cdf as reference_invert_cdf
 from specstack_kernels.reference.sample_and_walk import sample_and_walk as reference

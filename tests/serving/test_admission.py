@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+
 from specstack_serving.admission import move_request_options, wants_speculation
 
 

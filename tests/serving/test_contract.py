@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+
 from specstack_serving import contract
 from specstack_serving.sglang_compat import SEAMS, SGLANG_VERSION
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from specstack_dsl import Pipeline, PlanError, loads
 
 from specstack.facts import HostFacts, ModelFacts, model_facts
 from specstack.locate import locate_target
 from specstack.models.catalogue import CATALOGUE
+from specstack_dsl import Pipeline, PlanError, loads
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -41,7 +41,7 @@ class TestConfig:
         assert (found.num_layers, found.hidden_size, found.vocab_size) == (2, 64, 100)
         assert (found.num_heads, found.num_kv_heads, found.head_dim) == (8, 2, 8)
         assert found.dtype == "bfloat16"
-        assert not (found.is_mla or found.is_recurrent or found.sliding_window)
+        assert not any((found.is_mla, found.is_recurrent, found.sliding_window))
 
     def test_parameters_of_a_dense_decoder(self) -> None:
         per_layer = 64 * 64 + 2 * 64 * 16 + 64 * 64 + 3 * 64 * 128
@@ -146,7 +146,7 @@ class TestTarget:
             model_facts(pipeline(str(tmp_path / "no")))
 
     def test_a_folder_without_a_config(self, tmp_path: Path) -> None:
-        with pytest.raises(PlanError, match="has no config.json"):
+        with pytest.raises(PlanError, match=r"has no config\.json"):
             model_facts(pipeline(str(tmp_path)))
 
     def test_a_packaged_model_needs_no_download(self, monkeypatch: pytest.MonkeyPatch,

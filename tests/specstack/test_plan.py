@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from specstack_dsl import loads
 
 from specstack.facts import HostFacts, ModelFacts
 from specstack.plan import Plan, compile, sglang_args, verify_widths
+from specstack_dsl import loads
 
 CPU = HostFacts(accelerator="none", num_accelerators=0, memory_bytes=16 * 2**30, num_cpus=4)
 GPU = replace(CPU, accelerator="nvidia", num_accelerators=2)

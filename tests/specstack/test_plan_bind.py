@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from specstack_dsl import loads
 
 from specstack import memory
 from specstack.bind import bind, implementation
 from specstack.facts import HostFacts, ModelFacts
 from specstack.plan import Plan, compile
+from specstack_dsl import loads
 
 CPU = HostFacts(accelerator="none", num_accelerators=0, memory_bytes=16 * 2**30, num_cpus=4)
 FACTS = ModelFacts(

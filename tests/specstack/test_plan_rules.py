@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import specstack_dsl.parts as parts
-from specstack_dsl import Pipeline, PlanError, loads
-from specstack_dsl.parts.best_first import BestFirst
 
+import specstack_dsl.parts as parts
 from specstack.facts import HostFacts, ModelFacts
 from specstack.plan import Plan, compile
 from specstack.plan_rules import PLAN_RULES
+from specstack_dsl import Pipeline, PlanError, loads
+from specstack_dsl.parts.best_first import BestFirst
 
 CPU = HostFacts(accelerator="none", num_accelerators=0, memory_bytes=16 * 2**30, num_cpus=4)
 GPU = replace(CPU, accelerator="nvidia", num_accelerators=2)
@@ -169,6 +169,8 @@ def test_an_unknown_machine_refuses_nothing() -> None:
     [
         ("engine: {device: cpu}\n", CPU, None),
         ("engine: {attention_backend: fa3}\n", GPU, "fa3 fixes one verify width"),
+        ("engine: {max_total_tokens: 8191}\n", CPU, "KV cache of 8191 tokens is shorter"),
+        ("engine: {max_running_requests: 4}\n", CPU, "the last 2 rows of the budget are for more"),
         ("", replace(GPU, accelerator="amd"), "AMD accelerators have not been tested"),
     ],
 )

@@ -9,11 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from specstack_kernels.reference.link_tree import link_tree
 
 from specstack.trees.best_first import BestFirstBuilder
 from specstack.trees.chain import ChainBuilder
 from specstack.types import DraftProposal
+from specstack_kernels.reference.link_tree import link_tree
 
 VOCAB = 50
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from scipy import stats
+
 from specstack.verify.uniforms import seeded_uniforms
 
 

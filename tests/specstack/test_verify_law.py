@@ -14,14 +14,14 @@ import math
 import pytest
 import torch
 from scipy.stats import chisquare
-from specstack_kernels.ops import filter_probs, invert_cdf
-from specstack_kernels.reference.filter_probs import filter_probs as define_probs
-from specstack_kernels.torch_ops.walk import walk_tree
 
 from specstack.trees.assemble import assemble_tree
 from specstack.types import AcceptResult, SamplingTensors
 from specstack.verify.greedy import GreedyRule
 from specstack.verify.sample_and_walk import SampleAndWalkRule
+from specstack_kernels.ops import filter_probs, invert_cdf
+from specstack_kernels.reference.filter_probs import filter_probs as define_probs
+from specstack_kernels.torch_ops.walk import walk_tree
 
 NO_FILTER = (1.0, 1 << 30, 1.0, 0.0)
 GREEDY = (1.0, 1, 1.0, 0.0)
@@ -67,6 +67,7 @@ def tensors(settings, uniforms):
         *(column.repeat(times) for column in columns),
         uniforms=uniforms,
         is_all_greedy=all(top_k == 1 for _, top_k, _, _ in settings),
+        use_top_k_top_p=any(1 < top_k < 1 << 30 or top_p < 1 for _, top_k, top_p, _ in settings),
     )
 
 

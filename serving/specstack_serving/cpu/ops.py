@@ -45,14 +45,6 @@ def forward_rms_norm(
     )
     if not plain:
         return self.forward_native(x, residual, post_residual_addition)
-    import os
-    if os.environ.get("LN"):
-        total = x if residual is None else x + residual
-        w2 = self.__dict__.get("_w2")
-        if w2 is None:
-            w2 = self.__dict__["_w2"] = (torch.stack([self.weight.data]*2), torch.zeros(2,self.hidden_size), torch.tensor([[1.],[-1.]]))
-        y = torch.nn.functional.layer_norm(total[:,None,:]*w2[2], (2,self.hidden_size), w2[0], w2[1], self.variance_epsilon)[:,0]
-        return y if residual is None else (y, total)
     if residual is None:
         return rms_norm(x, (self.hidden_size,), self.weight, self.variance_epsilon)
     total = x + residual

@@ -1,0 +1,124 @@
+"""Tokens per second with and without speculation, prompt by prompt, on one server.
+
+    python serving/bench/bench_speedup.py dsl/specs/quickstart.yaml \
+        --prompts serving/bench/data/copy_heavy.jsonl
+
+Every group of prompts is sent twice in a row, once with the per-request opt-out, so that both
+sides meet the same machine noise; which side goes first alternates. The opt-out decodes one token
+a round.
+`--plain` adds a server without any speculative worker, to show what the opt-out costs beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import track
+
+from specstack_serving.generate import Generation, chat_ids, generate, read_prompts
+from specstack_serving.launch import free_port, running_server
+from specstack_serving.lossless import PLAIN
+from specstack_serving.main import prepare
+
+OPT_OUT = {"custom_params": {"specstack": {"speculate": False}}}
+
+
+def timed(
+    url: str, inputs: Sequence[Sequence[int]], params: dict[str, Any], concurrency: int
+) -> tuple[float, list[Generation]]:
+    """Tokens per second of one group, and its answers."""
+    started = time.perf_counter()
+    answers = generate(url, inputs, params, concurrency=concurrency)
+    seconds = time.perf_counter() - started
+    return sum(len(a.output_ids) for a in answers) / seconds, answers
+
+
+def accept_length(answers: Sequence[Generation]) -> float:
+    """Emitted tokens per round of a request; the first token comes from the prefill."""
+    rounds = sum(a.meta["spec_verify_ct"] for a in answers)
+    return sum(len(a.output_ids) - 1 for a in answers) / rounds
+
+
+def measure(
+    url: str, inputs: list[list[int]], max_tokens: int, concurrency: int, warmup: int = 1
+) -> dict[str, Any]:
+    """Paired medians over groups of `concurrency` prompts."""
+    groups = [inputs[i : i + concurrency] for i in range(0, len(inputs), concurrency)]
+    params = {"temperature": 0.0, "max_new_tokens": max_tokens}
+    for group in groups[:warmup]:
+        timed(url, group, params, concurrency)
+    pairs, answers, identical = [], [], 0
+    for i, group in enumerate(track(groups, f"concurrency {concurrency}", transient=True)):
+        sides = {"speculative": params, "plain": {**params, **OPT_OUT}}
+        rates: dict[str, tuple[float, list[Generation]]] = {}
+        for side in sorted(sides, reverse=bool(i % 2)):
+            rates[side] = timed(url, group, sides[side], concurrency)
+        pairs.append((rates["speculative"][0], rates["plain"][0]))
+        answers += rates["speculative"][1]
+        identical += [a.output_ids for a in rates["speculative"][1]] == [
+            a.output_ids for a in rates["plain"][1]
+        ]
+    ratios = sorted(a / b for a, b in pairs)
+    return {
+        "concurrency": concurrency,
+        "groups": len(pairs),
+        "identical_groups": identical,
+        "accept_length": accept_length(answers),
+        "tokens_per_second": statistics.median(a for a, _ in pairs),
+        "tokens_per_second_plain": statistics.median(b for _, b in pairs),
+        "ratio_median": statistics.median(ratios),
+        "ratio_min": ratios[0],
+        "ratio_max": ratios[-1],
+    }
+
+
+@click.command()
+@click.argument("pipeline", type=click.Path(path_type=Path))
+@click.option("--prompts", required=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--num", default=None, type=int, help="Use the first NUM prompts.")
+@click.option("--max-tokens", default=128, show_default=True)
+@click.option("--concurrency", "levels", multiple=True, type=int, default=(1,), show_default=True)
+@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE")
+@click.option("--plain", is_flag=True, help="Measure a plain server as well.")
+def main(
+    pipeline: Path,
+    prompts: Path,
+    num: int | None,
+    max_tokens: int,
+    levels: tuple[int, ...],
+    overrides: tuple[str, ...],
+    plain: bool,
+) -> None:
+    """Measure PIPELINE."""
+    console = Console(stderr=True)
+    port = f"engine.port={free_port()}"
+    plan = prepare(pipeline, (*overrides, port))
+    inputs = chat_ids(plan.target.path, read_prompts(prompts, num))
+    results: dict[str, Any] = {"plan": plan.hash, "prompts": str(prompts), "speculative": []}
+    with TemporaryDirectory() as folder:
+        with running_server(plan, Path(folder, "log")) as url:
+            for level in levels:
+                results["speculative"].append(measure(url, inputs, max_tokens, level))
+                console.print(results["speculative"][-1])
+        if plain:
+            plain_plan = prepare(pipeline, (*overrides, port, *PLAIN))
+            params = {"temperature": 0.0, "max_new_tokens": max_tokens}
+            with running_server(plain_plan, Path(folder, "log")) as url:
+                for level in levels:
+                    timed(url, inputs[:level], params, level)
+                    groups = [inputs[i : i + level] for i in range(0, len(inputs), level)]
+                    rates = [timed(url, group, params, level)[0] for group in groups]
+                    results[f"plain_server_c{level}"] = statistics.median(rates)
+    click.echo(json.dumps(results, indent=2))
+
+
+if __name__ == "__main__":
+    main()
