@@ -156,19 +156,18 @@ class Speculator:
     def _build(
         self, proposal: DraftProposal, bonus_tokens: Int[Tensor, " B"], draft_budget: int
     ) -> tuple[DraftTree, _HostShape]:
-        """Build the trees where the candidates are, cut them to the narrowest verify width."""
-        num_candidates = proposal.tokens.shape[1]
+        """Build the trees where the candidates are, in the narrowest verify width that fits."""
+        assert draft_budget + 1 in self._verify_widths, "a budget that the plan does not know"
+        allowed = min(draft_budget, proposal.tokens.shape[1])
         tree = self._tree_builder.build(
-            proposal,
-            bonus_tokens.to(proposal.tokens.device),
-            min(draft_budget, num_candidates),
+            proposal, bonus_tokens.to(proposal.tokens.device), self._width(1 + allowed) - 1
         )
-        needed = int(tree.num_nodes.max())
-        width = next(w for w in self._verify_widths if w >= needed)
-        if width > tree.num_draft_tokens:
-            width = tree.num_draft_tokens
-        tree = tree.narrow(width)
+        tree = tree.narrow(self._width(int(tree.num_nodes.max())))
         return tree.to(bonus_tokens.device), _host_shape(tree)
+
+    def _width(self, num_nodes: int) -> int:
+        """The narrowest verify width that holds `num_nodes`."""
+        return next(width for width in self._verify_widths if width >= num_nodes)
 
     def _catch_up(self) -> None:
         """Hand the drafter what has been emitted since. Waits for the rounds that emitted it."""
@@ -182,7 +181,7 @@ class Speculator:
 
 
 def _host_shape(tree: DraftTree) -> _HostShape:
-    live = torch.arange(tree.num_draft_tokens) < tree.num_nodes[:, None]
+    live = torch.arange(tree.num_draft_tokens, device=tree.tokens.device) < tree.num_nodes[:, None]
     return _HostShape(
         num_drafting=int((tree.num_nodes > 1).sum()),
         nodes_per_depth=tuple(torch.bincount(tree.depth[live]).tolist()[1:]),
@@ -200,11 +199,13 @@ def _no_candidates(batch: int) -> DraftProposal:
 
 def _spread(proposal: DraftProposal, speculate: Sequence[bool]) -> DraftProposal:
     """Give every request that opted out a row without candidates."""
-    rows = torch.tensor([i for i, wanted in enumerate(speculate) if wanted])
+    rows = torch.tensor(
+        [i for i, wanted in enumerate(speculate) if wanted], device=proposal.tokens.device
+    )
     batch, width = len(speculate), proposal.tokens.shape[1]
-    tokens = torch.zeros((batch, width), dtype=torch.int64)
-    parents = torch.full((batch, width), -1, dtype=torch.int64)
-    log_q = torch.full((batch, width), float("-inf"))
+    tokens = proposal.tokens.new_zeros((batch, width))
+    parents = proposal.parent_index.new_full((batch, width), -1)
+    log_q = proposal.log_q.new_full((batch, width), float("-inf"))
     tokens[rows], parents[rows] = proposal.tokens, proposal.parent_index
     log_q[rows] = proposal.log_q
     return DraftProposal(tokens, parents, log_q)

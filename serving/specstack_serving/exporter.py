@@ -7,6 +7,7 @@ prometheus_client chooses its mode at import, so it is imported when the worker 
 from __future__ import annotations
 
 from collections import deque
+from functools import cache
 from typing import Any
 
 from specstack.metrics.definitions import METRICS, SECONDS_BUCKETS
@@ -23,6 +24,9 @@ class RoundExporter:
         self._per_position = metrics.per_position
         self._families = _families(metrics.prefix, tuple(self._labels)) if enabled else {}
         self._awaiting: deque[RoundRecord] = deque()
+        for metric in METRICS if enabled else ():
+            if not metric.labels:
+                self._family(metric.name)  # exported as 0 from the start
 
     def round(self, record: RoundRecord) -> None:
         """Count a round whose accept counts are still on the device."""
@@ -65,7 +69,9 @@ class RoundExporter:
             self._family(name, **extra).inc(amount)
 
 
+@cache
 def _families(prefix: str, labels: tuple[str, ...]) -> dict[str, Any]:
+    """The metrics of this process: workers with the same prefix share them."""
     from prometheus_client import Counter, Gauge, Histogram
 
     families: dict[str, Any] = {}

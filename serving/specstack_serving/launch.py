@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 
 from specstack.plan import Plan
+from specstack_serving.address import base_url
 from specstack_serving.carrier import PLAN_VARIABLE
 from specstack_serving.supervisor import PARENT_VARIABLE, engine_command
 
@@ -45,13 +46,13 @@ def running_server(
         PLAN_VARIABLE: plan.model_dump_json(),
         PARENT_VARIABLE: str(os.getpid()),
     }
+    url = base_url(plan.engine.host, plan.engine.port)
     python, *rest = engine_command()
     command = [python, "-c", _SUPERVISE, python, *rest]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, env=environment, stdout=output, stderr=subprocess.STDOUT
         )
-    url = f"http://{plan.engine.host}:{plan.engine.port}"
     try:
         _wait_until_ready(process, url, log, timeout_seconds)
         yield url
@@ -75,7 +76,7 @@ def _wait_until_ready(
         if process.poll() is not None:
             raise ServerFailed(f"the server ended with code {process.returncode}\n{_tail(log)}")
         try:
-            if httpx.get(f"{url}/health", timeout=5.0).status_code == 200:
+            if httpx.get(f"{url}/health", timeout=5.0, trust_env=False).status_code == 200:
                 return
         except httpx.TransportError:
             pass

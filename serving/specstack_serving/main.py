@@ -5,9 +5,7 @@ Everything that can be refused is refused here, before the engine (and torch) is
 
 from __future__ import annotations
 
-import errno
 import os
-import socket
 import sys
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import click
 from specstack.models.catalogue import parse_reference
 from specstack.models.packaged import ensure
 from specstack.plan import Plan, plan_file
+from specstack_serving.address import base_url, port_problem
 from specstack_serving.carrier import export_plan
 from specstack_serving.contract import installed_version
 from specstack_serving.sglang_compat import SGLANG_VERSION
@@ -40,7 +39,7 @@ def serve(pipeline: Path, overrides: tuple[str, ...]) -> None:
     )
     for warning in plan.warnings:
         _say(f"warning: {warning}")
-    _say(f"starting SGLang {SGLANG_VERSION}: http://{plan.engine.host}:{plan.engine.port}/v1")
+    _say(f"starting SGLang {SGLANG_VERSION}: {base_url(plan.engine.host, plan.engine.port)}/v1")
     export_plan(plan)
     os.environ.setdefault("SGLANG_CUDA_COREDUMP_BEFORE_CRASH_WAIT_SECS", "0")
     sys.exit(Supervisor(engine_command(), _say).run())
@@ -50,7 +49,8 @@ def prepare(pipeline: Path, overrides: tuple[str, ...]) -> Plan:
     """Check, compile, fetch; raises SpecError, PlanError, ModelError or ClickException."""
     plan = plan_file(pipeline, overrides)
     _require_engine()
-    _require_port(plan.engine.host, plan.engine.port)
+    if problem := port_problem(plan.engine.host, plan.engine.port):
+        raise click.ClickException(problem)
     name = parse_reference(plan.target.model)
     if name is not None:
         ensure(name)
@@ -105,18 +105,6 @@ def _fetch_config(model: str) -> None:
     else:
         return
     raise click.ClickException(f"target {model}: {reason}")
-
-
-def _require_port(host: str, port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                hint = f"stop its owner, or --set engine.port={port + 1}"
-                raise click.ClickException(f"{host}:{port} is in use: {hint}") from None
-            raise click.ClickException(f"{host}:{port}: {error.strerror}") from None
 
 
 def _say(text: str) -> None:

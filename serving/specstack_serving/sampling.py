@@ -62,4 +62,5 @@ def sampling_tensors(
         min_p=info.min_ps,
         uniforms=numbers,
         is_all_greedy=info.is_all_greedy,
+        use_top_k_top_p=info.need_top_k_sampling or info.need_top_p_sampling,
     )

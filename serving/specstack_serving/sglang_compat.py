@@ -215,7 +215,16 @@ SEAMS: dict[str, Seam] = {
     ),
     "SamplingBatchInfo": Seam(
         "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo",
-        members=("temperatures", "top_ks", "top_ps", "min_ps", "is_all_greedy", "logit_bias"),
+        members=(
+            "temperatures",
+            "top_ks",
+            "top_ps",
+            "min_ps",
+            "is_all_greedy",
+            "need_top_k_sampling",
+            "need_top_p_sampling",
+            "logit_bias",
+        ),
     ),
     "SamplingParams": Seam(
         "sglang.srt.sampling.sampling_params:SamplingParams",

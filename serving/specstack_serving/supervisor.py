@@ -22,6 +22,7 @@ PARENT_VARIABLE = "SPECSTACK_PARENT_PID"
 """Tells a process who started it, so that it notices a parent that is gone already."""
 _REAP_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 class Supervisor:
@@ -54,6 +55,7 @@ class Supervisor:
         return code if code >= 0 else 128 - code
 
     def _run(self) -> int:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of the child become ours to reap
         process = subprocess.Popen(
             self._command,
             start_new_session=True,
@@ -66,6 +68,7 @@ class Supervisor:
             os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
             _wait_for_group(process.pid)
+            _prctl(_PR_SET_CHILD_SUBREAPER, 0)
         return code
 
     def _wait(self, pid: int) -> None:
@@ -98,11 +101,15 @@ def die_with_parent(number: signal.Signals) -> None:
     Exits at once when the process that PARENT_VARIABLE names is gone already. The parent may well
     be process 1: that of a container.
     """
+    _prctl(_PR_SET_PDEATHSIG, number)
+    parent = os.environ.get(PARENT_VARIABLE)
+    if parent is not None and os.getppid() != int(parent):
+        sys.exit("the parent ended during start")
+
+
+def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number)
-        parent = os.environ.get(PARENT_VARIABLE)
-        if parent is not None and os.getppid() != int(parent):
-            sys.exit("the parent ended during start")
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def _wait_for_group(pid: int) -> None:
@@ -112,5 +119,6 @@ def _wait_for_group(pid: int) -> None:
         while time.monotonic() < deadline:
             os.killpg(pid, 0)
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(-pid, os.WNOHANG)  # as process 1 of a container, orphans are ours
+                while os.waitpid(-pid, os.WNOHANG)[0]:
+                    pass
             time.sleep(0.01)

@@ -52,6 +52,8 @@ class NgramDrafter:
                 "need max_depth >= 1, max_occurrences >= 1 and 1 <= min_match <= max_match, got "
                 f"{max_depth}, {max_occurrences}, {min_match}, {max_match}"
             )
+        if shared_tokens < 0 or shared_tokens == 1:
+            raise ValueError(f"shared_tokens must be 0 or at least 2, got {shared_tokens}")
         self._max_depth = max_depth
         self._min_match = min_match
         self._max_match = max_match

@@ -12,7 +12,7 @@ from specstack.drafters.suffix_index import SEPARATOR, Occurrence, SuffixIndex
 
 
 class SharedHistory:
-    """A searchable store of at most `max_tokens` tokens."""
+    """A searchable store of at most `max_tokens` (2 or more) tokens."""
 
     def __init__(self, max_tokens: int, min_match: int, max_match: int) -> None:
         self._generation_tokens = max(1, max_tokens // 2)
@@ -28,7 +28,8 @@ class SharedHistory:
 
     def add(self, tokens: Sequence[int]) -> None:
         """Store a finished history: of one that exceeds a generation, its end."""
-        kept = [*tokens[-(self._generation_tokens - 1) :], SEPARATOR]
+        num_dropped = max(0, len(tokens) + 1 - self._generation_tokens)
+        kept = [*tokens[num_dropped:], SEPARATOR]
         if len(self._young.tokens) + len(kept) > self._generation_tokens:
             self._old, self._young = self._young, self._new_generation()
         self._young.extend(kept)

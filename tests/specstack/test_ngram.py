@@ -216,15 +216,20 @@ def test_shared_tokens_serve_later_requests_up_to_the_end_of_each_history():
     assert SEPARATOR not in drafter.propose([0], 4).tokens
 
 
-def test_shared_history_is_bounded_and_drops_the_oldest():
+@pytest.mark.parametrize("capacity", [2, 3, 4, 7, 40])
+def test_shared_history_never_exceeds_its_capacity(capacity):
+    shared = SharedHistory(capacity, 2, 16)
+    for length in [0, 1, 2, 3, 50, 5, 5, 5]:
+        shared.add(list(range(length)))
+        assert shared.num_tokens <= capacity
+
+
+def test_shared_history_drops_the_oldest():
     shared = SharedHistory(40, 2, 16)
     for i in range(50):
         shared.add([1000 + i, 1001 + i, i])
-        assert shared.num_tokens <= 40
     assert shared.find([1000, 1001], 4) == []
     assert [o.tokens[o.position] for o in shared.find([1049, 1050], 4)] == [49]
-    shared.add(list(range(500)))
-    assert shared.num_tokens <= 40
 
 
 @pytest.mark.parametrize(
@@ -233,3 +238,9 @@ def test_shared_history_is_bounded_and_drops_the_oldest():
 def test_bad_limits_are_refused(options):
     with pytest.raises(ValueError, match="need max_depth >= 1, max_occurrences >= 1 and 1 <= min"):
         NgramDrafter(**{"max_depth": 4, **options})
+
+
+@pytest.mark.parametrize("shared_tokens", [-1, 1])
+def test_a_store_that_holds_nothing_is_refused(shared_tokens):
+    with pytest.raises(ValueError, match="shared_tokens must be 0 or at least 2, got"):
+        NgramDrafter(max_depth=4, shared_tokens=shared_tokens)

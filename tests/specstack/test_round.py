@@ -1,0 +1,291 @@
+"""One round: who is called when, and that rounds emit what plain decoding emits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specstack.budget.base import Budget
+from specstack.drafters.ngram import NgramDrafter
+from specstack.plan import verify_widths
+from specstack.round import Speculator
+from specstack.trees.base import TreeBuilder
+from specstack.trees.best_first import BestFirstBuilder
+from specstack.trees.chain import ChainBuilder
+from specstack.types import AcceptResult, DraftProposal, DraftTree, SamplingTensors
+from specstack.verify.greedy import GreedyRule
+
+VOCAB = 7
+Next = Callable[[Sequence[int]], int]
+
+
+def toy_next(tokens: Sequence[int]) -> int:
+    """A deterministic language with repetitions, so that drafts are often right."""
+    return (tokens[-1] * 3 + tokens[-2] + (len(tokens) % 5 == 0)) % VOCAB
+
+
+def plain(prompt: Sequence[int], num: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(num):
+        tokens.append(toy_next(tokens))
+    return tokens[len(prompt) :]
+
+
+@dataclass
+class ToyTarget:
+    """Greedy logits of `toy_next`; keeps the committed tokens of each slot, root excluded."""
+
+    committed: dict[int, list[int]]
+    slots: Sequence[int]
+    calls: list[str] = field(default_factory=list)
+    tree: DraftTree | None = None
+    num_positions: int = 0
+
+    def verify(self, tree: DraftTree) -> Tensor:
+        self.calls.append("verify")
+        self.tree = tree
+        logits = torch.zeros(len(self.slots), tree.num_draft_tokens, VOCAB)
+        for b, slot in enumerate(self.slots):
+            for node in range(tree.num_draft_tokens):
+                seen = tree.tree_mask[b, node].nonzero().flatten()
+                order = sorted(seen.tolist(), key=lambda n: int(tree.depth[b, n]))
+                path = [int(tree.tokens[b, n]) for n in order]
+                logits[b, node, toy_next([*self.committed[slot], *path])] = 1.0
+        return logits
+
+    def sampling(self, num_positions: int) -> SamplingTensors:
+        self.calls.append("sampling")
+        self.num_positions = num_positions
+        ones = torch.ones(len(self.slots))
+        return SamplingTensors(
+            ones, ones.long(), ones, ones * 0, torch.zeros(len(ones), num_positions), True
+        )
+
+    def commit(self, tree: DraftTree, accepted: AcceptResult) -> AcceptResult:
+        self.calls.append("commit")
+        for b, slot in enumerate(self.slots):
+            path = [n for n in accepted.accept_index[b].tolist() if n >= 0]
+            self.committed[slot] += tree.tokens[b, path].tolist()
+        return accepted
+
+
+@dataclass
+class ScriptedDrafter:
+    """Proposes one chain of fixed tokens per slot and records what it is told."""
+
+    calls: list[object]
+    length: int = 3
+
+    def begin(self, slot: int, tokens: Sequence[int]) -> None:
+        self.calls.append(("begin", slot, list(tokens)))
+
+    def observe(self, slot: int, tokens: Sequence[int]) -> None:
+        self.calls.append(("observe", slot, list(tokens)))
+
+    def propose(self, slots: Sequence[int], draft_budget: int) -> DraftProposal:
+        self.calls.append(("propose", list(slots), draft_budget))
+        shape = (len(slots), self.length)
+        return DraftProposal(
+            torch.arange(self.length).expand(shape),
+            torch.arange(-1, self.length - 1).expand(shape),
+            torch.full(shape, -0.1),
+        )
+
+
+def speculator(calls: list[object], length: int = 3, budgets: Sequence[int] = (4,)) -> Speculator:
+    drafter = ScriptedDrafter(calls, length)
+    return Speculator(drafter, ChainBuilder(8), GreedyRule(), verify_widths(budgets))
+
+
+def one_round(
+    spec: Speculator, slots: Sequence[int], budget: int, speculate: Sequence[bool] | None = None
+) -> tuple[ToyTarget, DraftTree]:
+    target = ToyTarget({slot: [1, 2] for slot in slots}, slots)
+    outcome = spec.round(
+        slots, torch.tensor([3] * len(slots)), speculate or [True] * len(slots),
+        Budget(budget, "test"), target,
+    )  # fmt: skip
+    return target, outcome.tree
+
+
+def test_the_target_is_asked_in_order() -> None:
+    spec = speculator([])
+    spec.begin(0, [1, 2, 3], [])
+    target, _ = one_round(spec, [0], 4)
+    assert target.calls == ["verify", "sampling", "commit"]
+
+
+def test_what_was_emitted_reaches_the_drafter_before_it_proposes_again() -> None:
+    calls: list[object] = []
+    spec = speculator(calls)
+    spec.begin(0, [1, 2], [])
+    spec.emitted([0], torch.tensor([[3, 9, 9]]), torch.tensor([1]))
+    one_round(spec, [0], 4)
+    assert calls == [("begin", 0, [1, 2]), ("observe", 0, [3]), ("propose", [0], 4)]
+
+
+@pytest.mark.parametrize("speculate", [[True, True], [False, False]])
+def test_budget_zero_and_general_opt_out_never_ask_the_drafter(speculate: list[bool]) -> None:
+    calls: list[object] = []
+    spec = speculator(calls)
+    for slot in (0, 1):
+        spec.begin(slot, [1, 2], [])
+    budget = 0 if all(speculate) else 4
+    _, tree = one_round(spec, [0, 1], budget, speculate)
+    assert tree.num_draft_tokens == 1
+    assert not any(call[0] == "propose" for call in calls)  # type: ignore[index]
+
+
+def test_requests_that_opted_out_get_a_root_alone() -> None:
+    calls: list[object] = []
+    spec = speculator(calls)
+    for slot in (4, 5, 6):
+        spec.begin(slot, [1, 2], [])
+    _, tree = one_round(spec, [4, 5, 6], 4, [True, False, True])
+    assert ("propose", [4, 6], 4) in calls
+    assert tree.num_nodes.tolist() == [4, 1, 4]
+    assert tree.retrieve_next_token[1].tolist() == [-1] * 4
+    assert spec.output_tokens(5) == [toy_next([1, 2, 3])]
+
+
+def test_the_record_counts_live_drafts_per_depth() -> None:
+    spec = speculator([], length=2)
+    for slot in (0, 1):
+        spec.begin(slot, [1, 2], [])
+    target = ToyTarget({0: [1, 2], 1: [1, 2]}, [0, 1])
+    roots = torch.tensor([3, 3])
+    record = spec.round([0, 1], roots, [True, False], Budget(4, "why"), target).record
+    assert (record.num_requests, record.num_opted_out, record.num_drafting) == (2, 1, 1)
+    assert (record.draft_budget, record.reason) == (4, "why")
+    assert record.nodes_per_depth == (1, 1)
+    assert record.num_draft_tokens == 4
+
+
+@pytest.mark.parametrize("length", range(8))
+@pytest.mark.parametrize("budget", [0, 3, 4, 9])
+def test_only_widths_of_the_plan_are_verified(length: int, budget: int) -> None:
+    widths = verify_widths((3, 4, 9))
+    spec = speculator([], length, (3, 4, 9))
+    spec.begin(0, [1, 2], [])
+    target, tree = one_round(spec, [0], budget)
+    drafts = min(length, budget)
+    assert tree.num_nodes.tolist() == [1 + drafts]
+    assert tree.num_draft_tokens == min(w for w in widths if w > drafts)
+    assert target.num_positions == tree.num_draft_tokens
+
+
+def test_a_budget_outside_the_plan_is_our_own_bug() -> None:
+    spec = speculator([])
+    spec.begin(0, [1, 2], [])
+    with pytest.raises(AssertionError, match="does not know"):
+        one_round(spec, [0], 5)
+
+
+def test_a_reused_slot_starts_clean() -> None:
+    """The old request's last tokens are handed over first and do not leak into the new one."""
+    calls: list[object] = []
+    spec = speculator(calls)
+    spec.begin(3, [1, 2], [])
+    spec.emitted([3], torch.tensor([[5, 6]]), torch.tensor([2]))
+    spec.begin(3, [4, 4], [7])
+    assert calls == [
+        ("begin", 3, [1, 2]), ("observe", 3, [5, 6]), ("begin", 3, [4, 4, 7]),
+    ]  # fmt: skip
+    assert spec.output_tokens(3) == [7]
+    spec.emitted([3], torch.tensor([[8]]), torch.tensor([1]))
+    assert spec.output_tokens(3) == [7, 8]
+    assert calls[-1] == ("observe", 3, [8])
+
+
+@dataclass
+class WildDrafter:
+    """Random tries, right and wrong: rounds must be exact whatever is drafted."""
+
+    seed: int
+    history: dict[int, list[int]] = field(default_factory=dict)
+
+    def begin(self, slot: int, tokens: Sequence[int]) -> None:
+        self.history[slot] = list(tokens)
+
+    def observe(self, slot: int, tokens: Sequence[int]) -> None:
+        self.history[slot] += tokens
+
+    def propose(self, slots: Sequence[int], draft_budget: int) -> DraftProposal:
+        self.seed += 1
+        rng = torch.Generator().manual_seed(self.seed)
+        tokens, parents, log_q = [], [], []
+        for slot in slots:
+            used: dict[int, set[int]] = {}
+            row: list[list[int]] = []
+            for m in range(draft_budget):
+                parent = int(torch.randint(-1, m, (1,), generator=rng)) if m else -1
+                path = row[parent] if parent >= 0 else []
+                token = toy_next([*self.history[slot], *path])
+                if token in used.setdefault(parent, set()):
+                    token = next(t for t in range(VOCAB + 20) if t not in used[parent]) % VOCAB
+                if token in used[parent]:
+                    break
+                used[parent].add(token)
+                row.append([*path, token])
+                parents.append(parent)
+            dead = draft_budget - len(row)
+            tokens.append([path[-1] for path in row] + [0] * dead)
+            parents += [-1] * dead
+            log_q.append([-0.3] * len(row) + [float("-inf")] * dead)
+        shape = (len(slots), draft_budget)
+        return DraftProposal(
+            torch.tensor(tokens).reshape(shape), torch.tensor(parents).reshape(shape),
+            torch.tensor(log_q).reshape(shape),
+        )  # fmt: skip
+
+
+def decode(spec: Speculator, prompts: list[list[int]], budgets: Sequence[int]) -> list[list[int]]:
+    """Prefill, then one round per budget; request 1 (if any) opts out of drafts."""
+    slots = [10 + i for i in range(len(prompts))]
+    committed = {slot: list(prompt) for slot, prompt in zip(slots, prompts, strict=True)}
+    roots = torch.tensor([toy_next(prompt) for prompt in prompts])
+    for slot, prompt in zip(slots, prompts, strict=True):
+        spec.begin(slot, prompt, [])
+    spec.emitted(slots, roots[:, None], torch.ones_like(roots))
+    speculate = [i != 1 for i in range(len(prompts))]
+    for budget in budgets:
+        target = ToyTarget(committed, slots)
+        outcome = spec.round(slots, roots, speculate, Budget(budget, "test"), target)
+        roots = outcome.accepted.bonus_tokens
+    for slot, root in zip(slots, roots.tolist(), strict=True):
+        assert [*committed[slot], root] == [*prompts[slot - 10], *spec.output_tokens(slot)]
+    return [spec.output_tokens(slot) for slot in slots]
+
+
+PROMPTS = st.lists(
+    st.lists(st.integers(0, VOCAB - 1), min_size=2, max_size=12), min_size=1, max_size=3
+)
+BUDGETS = st.lists(st.sampled_from([0, 1, 3, 6]), min_size=1, max_size=8)
+BUILDERS = st.sampled_from([ChainBuilder(1), ChainBuilder(4), BestFirstBuilder(1),
+                            BestFirstBuilder(4), BestFirstBuilder(6, width=2)])  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(PROMPTS, BUDGETS, BUILDERS, st.one_of(st.none(), st.integers(0, 1000)))
+def test_rounds_emit_what_plain_decoding_emits(
+    prompts: list[list[int]], budgets: list[int], builder: TreeBuilder, seed: int | None
+) -> None:
+    drafter = NgramDrafter(builder.depth) if seed is None else WildDrafter(seed)
+    spec = Speculator(drafter, builder, GreedyRule(), verify_widths((0, 1, 3, 6)))
+    for prompt, output in zip(prompts, decode(spec, prompts, budgets), strict=True):
+        assert len(output) >= len(budgets) + 1
+        assert output == plain(prompt, len(output))
+
+
+def test_right_drafts_are_accepted_several_at_once() -> None:
+    """Control: the property above is not that of rounds that accept nothing."""
+    spec = Speculator(NgramDrafter(6), BestFirstBuilder(6), GreedyRule(), verify_widths((6,)))
+    prompt = plain([1, 2], 120)
+    [output] = decode(spec, [prompt], [6] * 8)
+    assert len(output) > 2 * 9
