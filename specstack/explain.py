@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -97,9 +98,14 @@ def _size(size: int | None) -> str:
     return f"{size} B"
 
 
+def _table_row(row: Mapping[str, Any]) -> str:
+    price = f" at survival >= {row['min_survival']}" if row["min_survival"] else ""
+    return f"batch <= {row['max_batch']}: {row['draft_budget']}{price}"
+
+
 def _shown(path: str, value: Any) -> str:
     if path == "budget.rows":
-        return ", ".join(f"batch <= {row['max_batch']}: {row['draft_budget']}" for row in value)
+        return ", ".join(_table_row(row) for row in value)
     if value is None:
         return "no limit" if path == "tree.width" else "left to SGLang"
     return str(value).lower() if isinstance(value, bool) else str(value)

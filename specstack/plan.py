@@ -22,6 +22,7 @@ from specstack.resolve import Resolved, resolve
 from specstack_dsl import Pipeline, PlanError, load
 from specstack_dsl.errors import in_file_order
 from specstack_dsl.parts import Part
+from specstack_dsl.parts.target import PACKAGED_PREFIX, is_folder
 
 ALGORITHM = "SPECSTACK"
 """Name under which the worker is registered with SGLang."""
@@ -107,9 +108,15 @@ class Plan(_Data):
 
     @property
     def hash(self) -> str:
-        """SHA-256 of what decides the run: not of origins, warnings or local paths."""
+        """SHA-256 of what decides the run: not of origins, warnings, local paths or addresses."""
         data = self.model_dump(
-            mode="json", exclude={"origins": True, "warnings": True, "target": {"path"}}
+            mode="json",
+            exclude={
+                "origins": True,
+                "warnings": True,
+                "target": {"path"},
+                "engine": {"host", "port"},
+            },
         )
         text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
@@ -196,11 +203,19 @@ def plan_file(
     return compile(pipeline, model_facts=model_facts(pipeline), host_facts=host)
 
 
+def served_name(model: str) -> str:
+    """The name that clients and metrics see: a packaged model's own, a folder's last part."""
+    if model.startswith(PACKAGED_PREFIX):
+        return model.removeprefix(PACKAGED_PREFIX)
+    return Path(model).name if is_folder(model) else model
+
+
 def sglang_args(plan: Plan) -> dict[str, Any]:
     """Return the SGLang server arguments of a plan, by field name; None is left out."""
     engine = plan.engine
     args: dict[str, Any] = {
         "model_path": plan.target.path,
+        "served_model_name": served_name(plan.target.model),
         "dtype": plan.target.dtype,
         "device": engine.device,
         "tp_size": engine.tp,

@@ -119,7 +119,7 @@ class Speculator:
         started = time.perf_counter()
         proposal = self._propose(slots, speculate, budget.draft_budget)
         proposed = time.perf_counter()
-        tree, shape = self._build(proposal, bonus_tokens, budget.draft_budget)
+        tree, shape = self._build(proposal, bonus_tokens, budget)
         built = time.perf_counter()
         logits = target.verify(tree)
         verified = time.perf_counter()
@@ -154,13 +154,16 @@ class Speculator:
         return proposal if len(active) == len(slots) else _spread(proposal, speculate)
 
     def _build(
-        self, proposal: DraftProposal, bonus_tokens: Int[Tensor, " B"], draft_budget: int
+        self, proposal: DraftProposal, bonus_tokens: Int[Tensor, " B"], budget: Budget
     ) -> tuple[DraftTree, _HostShape]:
         """Build the trees where the candidates are, in the narrowest verify width that fits."""
-        assert draft_budget + 1 in self._verify_widths, "a budget that the plan does not know"
-        allowed = min(draft_budget, proposal.tokens.shape[1])
+        assert budget.draft_budget + 1 in self._verify_widths, "a budget that the plan does not know"
+        allowed = min(budget.draft_budget, proposal.tokens.shape[1])
         tree = self._tree_builder.build(
-            proposal, bonus_tokens.to(proposal.tokens.device), self._width(1 + allowed) - 1
+            proposal,
+            bonus_tokens.to(proposal.tokens.device),
+            self._width(1 + allowed) - 1,
+            budget.min_survival,
         )
         tree = tree.narrow(self._width(int(tree.num_nodes.max())))
         return tree.to(bonus_tokens.device), _host_shape(tree)

@@ -92,6 +92,15 @@ class DraftTree:
 
 
 @dataclass(frozen=True)
+class NodeLogits:
+    """The target's logits at tree nodes, packed: T rows for the nodes that were computed."""
+
+    values: Float[Tensor, "T V"]
+    rows: Int[Tensor, "B N"]
+    """Row of each node; nodes that were not computed (dead ones) name their root's row."""
+
+
+@dataclass(frozen=True)
 class SamplingTensors:
     """Per-request sampling settings, as SGLang normalises them: top_k = 1 is greedy."""
 

@@ -43,6 +43,7 @@ def bench(batch: int, nodes: int, device: torch.device) -> dict[str, float]:
     tokens, parents, num_nodes = (t.to(device) for t in random_tree(batch, nodes, 1000, 0)[:3])
     tree = (tokens, parents, num_nodes)
     logits = 3 * torch.randn((batch, nodes, VOCAB), device=device)
+    rows = torch.arange(batch * nodes, device=device).view(batch, nodes)
     predict = logits.max(dim=-1).indices
     uniforms = torch.rand((batch, DEPTH + 1), device=device)
     plain = sampling(batch, device, top_k=1 << 30, top_p=1.0)
@@ -57,7 +58,7 @@ def bench(batch: int, nodes: int, device: torch.device) -> dict[str, float]:
         "filter_probs, top-k and top-p": lambda: ops.filter_probs(logits[:, 0], *filtered),
         "invert_cdf": lambda: ops.invert_cdf(probs, uniforms[:, 0]),
         "sample_and_walk, one depth": lambda: ops.sample_and_walk(
-            *tree, logits, *filtered, uniforms[:, :1], max_depth=0
+            *tree, logits.view(-1, VOCAB), rows, *filtered, uniforms[:, :1], max_depth=0
         ),
         "link_tree": lambda: ops.link_tree(parents, num_nodes, max_depth=DEPTH),
     }

@@ -28,6 +28,10 @@ class Generation:
     meta: dict[str, Any]
 
 
+class RequestRefused(RuntimeError):
+    """A request was answered with an error; the text is the code and the server's words."""
+
+
 def read_prompts(path: Path, num: int | None = None) -> list[Prompt]:
     """Read lines with `id` and `turns` (the first one is used) or `prompt`.
 
@@ -35,22 +39,28 @@ def read_prompts(path: Path, num: int | None = None) -> list[Prompt]:
         ValueError: a line is not such an object; names the line.
     """
     prompts: list[Prompt] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
+    # Not splitlines: JSON strings may hold U+2028 and other characters that it splits at.
+    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
         if num is not None and len(prompts) == num:
             break
+        if not line.strip():
+            continue
         try:
-            record = json.loads(line)
-            text = record["turns"][0] if "turns" in record else record["prompt"]
+            prompts.append(_prompt(json.loads(line.decode()), number))
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(
                 f"{path}:{number}: expected an object with `turns` or `prompt`: {error!r}"
             ) from None
-        prompts.append(Prompt(str(record.get("id", number)), text))
     if not prompts:
         raise ValueError(f"{path}: no prompts")
     return prompts
+
+
+def _prompt(record: Any, number: int) -> Prompt:
+    text = record["turns"][0] if "turns" in record else record["prompt"]
+    if not isinstance(text, str) or ("turns" in record and not isinstance(record["turns"], list)):
+        raise TypeError(f"the prompt is {text!r}")
+    return Prompt(str(record.get("id", number)), text)
 
 
 def chat_ids(model_folder: str, prompts: Sequence[Prompt]) -> list[list[int]]:
@@ -79,7 +89,8 @@ def generate(
     """Send every input, `concurrency` at a time; answers in the order of the inputs.
 
     Raises:
-        httpx.HTTPStatusError: the server refused one.
+        RequestRefused: the server refused one; the others are given up.
+        httpx.TransportError: the server is gone.
     """
     return asyncio.run(_generate(url, inputs, sampling_params, concurrency, on_done, request))
 
@@ -93,13 +104,17 @@ async def _generate(
     request: dict[str, Any],
 ) -> list[Generation]:
     gate = asyncio.Semaphore(concurrency)
-    async with httpx.AsyncClient(base_url=url, timeout=None) as client:
+    limits = httpx.Limits(max_connections=concurrency)  # httpx's own limit is 100
+    async with httpx.AsyncClient(
+        base_url=url, timeout=None, limits=limits, trust_env=False
+    ) as client:
 
         async def one(ids: Sequence[int]) -> Generation:
             body = {"input_ids": list(ids), "sampling_params": sampling_params, **request}
             async with gate:
                 response = await client.post("/generate", json=body)
-            response.raise_for_status()
+            if response.is_error:
+                raise RequestRefused(f"{response.status_code}: {response.text.strip()}")
             answer = response.json()
             on_done()
             return Generation(tuple(answer["output_ids"]), answer["meta_info"])

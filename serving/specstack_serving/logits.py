@@ -86,7 +86,8 @@ def _penalise(
         logits.sub_(seen * params.presence_penalty)
     if params.min_new_tokens > 0:
         too_short = len(output) + tree.depth[i] < params.min_new_tokens  # [N]
-        stops = torch.tensor(_stop_token_ids(req), dtype=torch.int64, device=logits.device)
+        stop_ids = [i for i in _stop_token_ids(req) if 0 <= i < vocab]  # tokenizers may have more
+        stops = torch.tensor(stop_ids, dtype=torch.int64, device=logits.device)
         blocked = logits.index_select(1, stops)
         blocked.masked_fill_(too_short[:, None], float("-inf"))
         logits.index_copy_(1, stops, blocked)

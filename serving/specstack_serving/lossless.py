@@ -17,12 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import click
+import httpx
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
 from specstack.plan import Plan
-from specstack_serving.generate import Generation, chat_ids, generate, read_prompts
+from specstack_serving.generate import (
+    Generation,
+    RequestRefused,
+    chat_ids,
+    generate,
+    read_prompts,
+)
 from specstack_serving.launch import ServerFailed, running_server
 from specstack_serving.main import prepare
 
@@ -39,8 +46,10 @@ class Difference:
     plain_token: int | None
     """None: this output had ended."""
     speculative_token: int | None
-    gap: float
-    """log p(best) - log p(second best) of plain decoding there; nats."""
+    gap: float | None
+    """log p(best) - log p(second best) of plain decoding there, in nats.
+
+    None: the two are not its two best tokens."""
     near_tie: bool
 
 
@@ -131,8 +140,10 @@ def lossless(
                 )
                 for level in levels
             ]  # fmt: skip
-        except ServerFailed as error:
+        except (ServerFailed, RequestRefused) as error:
             raise click.ClickException(str(error)) from None
+        except httpx.TransportError as error:
+            raise click.ClickException(f"the server ended during a request: {error!r}") from None
     if form == "json":
         click.echo(json.dumps([asdict(r) | {"diverged": r.diverged} for r in reports], indent=2))
     else:
@@ -167,18 +178,20 @@ def _differences(
         longest = max(len(a.output_ids), len(b.output_ids))
         left = [*a.output_ids, *[None] * (longest - len(a.output_ids))]
         right = [*b.output_ids, *[None] * (longest - len(b.output_ids))]
-        position = next(
-            i for i, pair in enumerate(zip(left, right, strict=True)) if len(set(pair)) > 1
-        )
-        gap = _gap(a, position)
-        yield Difference(name, position, left[position], right[position], gap, gap < tie)
+        position = next(i for i in range(longest) if left[i] != right[i])
+        gap = _gap(a, {left[position], right[position]}, position)
+        near_tie = gap is not None and gap < tie
+        yield Difference(name, position, left[position], right[position], gap, near_tie)
 
 
-def _gap(generation: Generation, position: int) -> float:
-    """Distance of the two best tokens where plain decoding chose one; inf where it had ended."""
-    tops = generation.meta["output_top_logprobs"]
-    if position >= len(tops):
-        return float("inf")
+def _gap(plain: Generation, tokens: set[int | None], position: int) -> float | None:
+    """Distance of `tokens` in plain decoding; None unless they are the two best ones there.
+
+    An output that had ended is no matter of rounding: the token that ends it is one of it.
+    """
+    tops = plain.meta["output_top_logprobs"]
+    if position >= len(tops) or {entry[1] for entry in tops[position][:2]} != tokens:
+        return None
     best, second = (entry[0] for entry in tops[position][:2])
     return float(best - second)
 
@@ -202,7 +215,8 @@ def _print(console: Console, reports: list[Report]) -> None:
             table = Table("prompt", "position", "plain", "speculative", "gap (nats)", "verdict")
             for d in report.differences:
                 kind = "near-tie" if d.near_tie else "divergence"
-                row = (d.position, d.plain_token, d.speculative_token, f"{d.gap:.2e}", kind)
+                gap = "-" if d.gap is None else f"{d.gap:.2e}"
+                row = (d.position, d.plain_token, d.speculative_token, gap, kind)
                 table.add_row(d.prompt, *map(str, row))
             console.print(table)
 

@@ -122,9 +122,12 @@ class SpecstackWorker(sgl.BaseSpecWorker):  # type: ignore[misc]
 
     def _decode(self, batch: Any, publish: Callable[[Tensor], None]) -> Any:
         """One round over the running requests."""
-        slots = [req.kv.req_pool_idx for req in batch.reqs]
+        slots = _slots(batch)
         budget = self._budget_policy.next(Load(num_running=len(slots)))
-        speculate = [wants_speculation(req.sampling_params.custom_params) for req in batch.reqs]
+        speculate = [
+            wants_speculation(req.sampling_params.custom_params) and not req.finished()
+            for req in batch.reqs
+        ]
         target = _BatchTarget(self, batch, slots, publish)
         bonus_tokens = batch.spec_info.bonus_tokens.to(torch.int64)
         outcome = self._speculator.round(slots, bonus_tokens, speculate, budget, target)
@@ -199,6 +202,16 @@ class _BatchTarget:
         self.new_seq_lens = self._seq_lens + accepted.accept_lens.to(self._seq_lens.dtype)
         self._publish(self.new_seq_lens)
         return accepted
+
+
+def _slots(batch: Any) -> list[int]:
+    """The row of each request.
+
+    Results of a grammar batch are processed before the next one runs: a request that ended is
+    still in it, its row released and known to the device copy alone.
+    """
+    slots = [req.kv.req_pool_idx for req in batch.reqs]
+    return batch.req_pool_indices.tolist() if None in slots else slots
 
 
 def _agree(accepted: AcceptResult) -> AcceptResult:

@@ -22,6 +22,9 @@ class Budget:
     """Nodes per request, root excluded; 0 = plain decoding."""
     reason: str
     """Short, machine-readable, of bounded cardinality."""
+    min_survival: float = 0.0
+    """Price of a node: drafts whose path is less likely than this to be accepted are not
+    verified, however much of the budget is left."""
 
 
 class BudgetPolicy(Protocol):

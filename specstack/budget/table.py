@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from specstack.budget.base import Budget, Load
 
@@ -15,8 +16,8 @@ from specstack.budget.base import Budget, Load
 class TablePolicy:
     """Looks the number of running requests up in a table."""
 
-    def __init__(self, rows: Sequence[Mapping[str, int]]) -> None:
-        """Take rows with the keys `max_batch` and `draft_budget`, by rising `max_batch`."""
+    def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Take rows with `max_batch` (rising), `draft_budget` and, if wanted, `min_survival`."""
         if not rows:
             raise ValueError("a budget table needs at least one row")
         self._max_batches = [row["max_batch"] for row in rows]
@@ -24,7 +25,12 @@ class TablePolicy:
             raise ValueError(f"max_batch must rise from row to row, got {self._max_batches}")
         if any(row["draft_budget"] < 0 for row in rows):
             raise ValueError("draft_budget must be at least 0 in every row")
-        self._budgets = [Budget(row["draft_budget"], f"batch<={row['max_batch']}") for row in rows]
+        self._budgets = [
+            Budget(
+                row["draft_budget"], f"batch<={row['max_batch']}", row.get("min_survival", 0.0)
+            )
+            for row in rows
+        ]
         self._beyond = Budget(0, f"batch>{self._max_batches[-1]}")
 
     def next(self, load: Load) -> Budget:

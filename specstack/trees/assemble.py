@@ -5,6 +5,8 @@ Letters: B requests, S chosen drafts, N = draft_budget + 1 nodes.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -22,20 +24,23 @@ def assemble_tree(
     *,
     num_draft_tokens: int,
     max_depth: int,
+    min_survival: float = 0.0,
 ) -> DraftTree:
     """Put the root in front, pad to N and link. Host sync: none.
 
     Args:
         parent_index: in nodes of the tree to build (0 is the root, draft s is node s + 1).
         log_q: cumulative along the path; -inf marks dead drafts, which stand last.
+        min_survival: less likely paths are dead, too; what continues them is less likely still.
     """
-    is_live = log_q > -torch.inf
+    price = math.log(min_survival) if min_survival > 0 else -math.inf
+    is_live = (log_q > -torch.inf) & (log_q >= price)
     padding = (1, num_draft_tokens - 1 - tokens.shape[1])
     node_tokens = pad(torch.where(is_live, tokens, 0), padding)
     node_tokens[:, 0] = bonus_tokens
     parents = pad(torch.where(is_live, parent_index, 0), padding)
     parents[:, 0] = -1
-    node_log_q = pad(log_q, padding, value=-torch.inf)
+    node_log_q = pad(log_q.masked_fill(~is_live, -torch.inf), padding, value=-torch.inf)
     node_log_q[:, 0] = 0.0
     num_nodes = is_live.sum(dim=1) + 1
     linked = link_tree(parents, num_nodes, max_depth=max_depth)

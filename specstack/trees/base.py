@@ -17,6 +17,14 @@ class TreeBuilder(Protocol):
     """No node stands deeper than this; the root has depth 0."""
 
     def build(
-        self, proposal: DraftProposal, bonus_tokens: Int[Tensor, " B"], draft_budget: int
+        self,
+        proposal: DraftProposal,
+        bonus_tokens: Int[Tensor, " B"],
+        draft_budget: int,
+        min_survival: float = 0.0,
     ) -> DraftTree:
-        """Return trees of N = draft_budget + 1 nodes, parents before children. Host sync: none."""
+        """Return trees of N = draft_budget + 1 nodes, parents before children. Host sync: none.
+
+        Args:
+            min_survival: nodes whose path is less likely than this are dead.
+        """

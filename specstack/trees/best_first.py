@@ -28,7 +28,11 @@ class BestFirstBuilder:
         self.width = width
 
     def build(
-        self, proposal: DraftProposal, bonus_tokens: Int[Tensor, " B"], draft_budget: int
+        self,
+        proposal: DraftProposal,
+        bonus_tokens: Int[Tensor, " B"],
+        draft_budget: int,
+        min_survival: float = 0.0,
     ) -> DraftTree:
         """Return trees of N nodes, live ones by falling cumulative log q. Host sync: none."""
         log_q = proposal.log_q
@@ -50,6 +54,7 @@ class BestFirstBuilder:
             bonus_tokens,
             num_draft_tokens=draft_budget + 1,
             max_depth=self.depth,
+            min_survival=min_survival,
         )
 
 

@@ -22,7 +22,11 @@ class ChainBuilder:
         self.depth = depth
 
     def build(
-        self, proposal: DraftProposal, bonus_tokens: Int[Tensor, " B"], draft_budget: int
+        self,
+        proposal: DraftProposal,
+        bonus_tokens: Int[Tensor, " B"],
+        draft_budget: int,
+        min_survival: float = 0.0,
     ) -> DraftTree:
         """Return chains in trees of N nodes: node i continues node i - 1. Host sync: none."""
         batch, num_candidates = proposal.tokens.shape
@@ -45,4 +49,5 @@ class ChainBuilder:
             bonus_tokens,
             num_draft_tokens=draft_budget + 1,
             max_depth=self.depth,
+            min_survival=min_survival,
         )

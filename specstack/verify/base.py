@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from jaxtyping import Float
-from torch import Tensor
-
-from specstack.types import AcceptResult, DraftTree, SamplingTensors
+from specstack.types import AcceptResult, DraftTree, NodeLogits, SamplingTensors
 
 
 class VerifyRule(Protocol):
@@ -16,7 +13,7 @@ class VerifyRule(Protocol):
     def accept(
         self,
         tree: DraftTree,
-        logits: Float[Tensor, "B N V"],
+        logits: NodeLogits,
         sampling: SamplingTensors,
         *,
         max_depth: int,

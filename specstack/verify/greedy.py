@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from jaxtyping import Float
-from torch import Tensor
-
-from specstack.types import AcceptResult, DraftTree, SamplingTensors
+from specstack.types import AcceptResult, DraftTree, NodeLogits, SamplingTensors
 from specstack_kernels.ops import accept_greedy
 
 
@@ -15,7 +12,7 @@ class GreedyRule:
     def accept(
         self,
         tree: DraftTree,
-        logits: Float[Tensor, "B N V"],
+        logits: NodeLogits,
         sampling: SamplingTensors,
         *,
         max_depth: int,
@@ -34,7 +31,8 @@ class GreedyRule:
             tree.tokens,
             tree.parent_index,
             tree.num_nodes,
-            logits.max(dim=-1).indices,  # on the CPU 3 times as fast as argmax
+            # max: on the CPU 3 times as fast as argmax
+            logits.values.max(dim=-1).indices[logits.rows],
             max_depth=max_depth,
         )
         return AcceptResult(*walk)

@@ -6,10 +6,7 @@ arXiv 2305.09781, section 4.3). The definition is `specstack_kernels.reference.s
 
 from __future__ import annotations
 
-from jaxtyping import Float
-from torch import Tensor
-
-from specstack.types import AcceptResult, DraftTree, SamplingTensors
+from specstack.types import AcceptResult, DraftTree, NodeLogits, SamplingTensors
 from specstack.verify.greedy import GreedyRule
 from specstack_kernels.ops import sample_and_walk
 
@@ -23,7 +20,7 @@ class SampleAndWalkRule:
     def accept(
         self,
         tree: DraftTree,
-        logits: Float[Tensor, "B N V"],
+        logits: NodeLogits,
         sampling: SamplingTensors,
         *,
         max_depth: int,
@@ -35,7 +32,8 @@ class SampleAndWalkRule:
             tree.tokens,
             tree.parent_index,
             tree.num_nodes,
-            logits,
+            logits.values,
+            logits.rows,
             sampling.temperature,
             sampling.top_k,
             sampling.top_p,

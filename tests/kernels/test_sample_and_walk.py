@@ -19,9 +19,10 @@ LAST_UNIFORM = 1.0 - 2.0**-53
 def random_inputs(batch, nodes, vocab, seed):
     *tree, max_depth = random_tree(batch, nodes, vocab, seed)
     generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn((batch, nodes, vocab), generator=generator) * 2
+    logits = torch.randn((batch * nodes, vocab), generator=generator) * 2
+    rows = torch.randperm(batch * nodes, generator=generator).view(batch, nodes)
     uniforms = torch.rand((batch, max_depth + 1), generator=generator, dtype=torch.float64)
-    return tree, logits, random_sampling(batch, vocab, seed), uniforms, max_depth
+    return tree, (logits, rows), random_sampling(batch, vocab, seed), uniforms, max_depth
 
 
 @pytest.mark.parametrize(("batch", "nodes", "vocab"), SHAPES)
@@ -30,8 +31,8 @@ def random_inputs(batch, nodes, vocab, seed):
 def test_equals_the_definition(batch, nodes, vocab, seed, use_top_k_top_p):
     tree, logits, sampling, uniforms, max_depth = random_inputs(batch, nodes, vocab, seed)
     limits = {"max_depth": max_depth, "use_top_k_top_p": use_top_k_top_p}
-    actual = ops.sample_and_walk(*tree, logits, *sampling, uniforms, **limits)
-    expected = reference(*tree, logits, *sampling, uniforms, **limits)
+    actual = ops.sample_and_walk(*tree, *logits, *sampling, uniforms, **limits)
+    expected = reference(*tree, *logits, *sampling, uniforms, **limits)
     for a, b in zip(actual, expected, strict=True):
         assert a.dtype == b.dtype
         assert torch.equal(a, b)
@@ -42,8 +43,8 @@ def test_equals_the_definition(batch, nodes, vocab, seed, use_top_k_top_p):
 def test_top_k_1_degenerates_to_greedy_acceptance(batch, nodes, vocab, seed):
     tree, logits, sampling, uniforms, max_depth = random_inputs(batch, nodes, vocab, seed)
     sampling = sampling._replace(top_k=torch.ones_like(sampling.top_k))
-    sampled = ops.sample_and_walk(*tree, logits, *sampling, uniforms, max_depth=max_depth)
-    greedy = ops.accept_greedy(*tree, logits.argmax(dim=-1), max_depth=max_depth)
+    sampled = ops.sample_and_walk(*tree, *logits, *sampling, uniforms, max_depth=max_depth)
+    greedy = ops.accept_greedy(*tree, logits[0].argmax(dim=-1)[logits[1]], max_depth=max_depth)
     for a, b in zip(sampled, greedy, strict=True):
         assert torch.equal(a, b)
 
@@ -69,8 +70,9 @@ def test_inverse_cdf_equals_the_loop_and_never_draws_an_excluded_token(weights, 
 
 
 def test_bfloat16_logits_are_filtered_in_float32():
-    tree, logits, sampling, uniforms, max_depth = random_inputs(3, 7, 2, 0)
-    logits = logits.bfloat16()
-    low = ops.sample_and_walk(*tree, logits, *sampling, uniforms, max_depth=max_depth)
-    full = ops.sample_and_walk(*tree, logits.float(), *sampling, uniforms, max_depth=max_depth)
+    tree, (logits, rows), sampling, uniforms, max_depth = random_inputs(3, 7, 2, 0)
+    low, full = (
+        ops.sample_and_walk(*tree, values, rows, *sampling, uniforms, max_depth=max_depth)
+        for values in (logits.bfloat16(), logits.bfloat16().float())
+    )
     assert torch.equal(low.emitted, full.emitted)

@@ -26,6 +26,8 @@ def batch(seeds: list[int | None], *, greedy: bool = False) -> SimpleNamespace:
         top_ps=torch.linspace(0.1, 0.9, num),
         min_ps=torch.linspace(0.0, 0.2, num),
         is_all_greedy=greedy,
+        need_top_k_sampling=False,
+        need_top_p_sampling=True,
     )
     params = [SimpleNamespace(sampling_seed=seed) for seed in seeds]
     reqs = [SimpleNamespace(sampling_params=p) for p in params]
@@ -86,7 +88,10 @@ def test_ranks_with_the_same_seed_draw_the_same_numbers(seeds: list[int | None])
 
 def test_ranks_stay_equal_across_seeded_greedy_and_mixed_batches() -> None:
     ranks = [source(7), source(7)]
-    for seeds, greedy in ((SEEDS, False), (SEEDS, True), ([None], False), ([3], False)):
+    batches: list[tuple[list[int | None], bool]] = [
+        (SEEDS, False), (SEEDS, True), ([None], False), ([3], False),
+    ]  # fmt: skip
+    for seeds, greedy in batches:
         one, two = (
             sampling_tensors(batch(seeds, greedy=greedy), rank, FIRST[: len(seeds)], 4).uniforms
             for rank in ranks
@@ -103,6 +108,15 @@ def test_the_settings_of_a_batch_are_collected_per_request() -> None:
     assert made.min_p.tolist() == pytest.approx([0.0, 0.1, 0.2])
     assert made.uniforms.shape == (3, 2)
     assert not made.is_all_greedy
+    assert made.use_top_k_top_p
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(False, False), (True, False), (False, True)])
+def test_the_sort_is_saved_only_when_no_request_filters(top_k: bool, top_p: bool) -> None:
+    made = batch(SEEDS)
+    made.sampling_info.need_top_k_sampling = top_k
+    made.sampling_info.need_top_p_sampling = top_p
+    assert sampling_tensors(made, source(), FIRST, 2).use_top_k_top_p is (top_k or top_p)
 
 
 def test_a_greedy_batch_draws_nothing() -> None:

@@ -38,13 +38,17 @@ class TestParts:
         }  # fmt: skip
         assert made.tree.options == {"depth": 6, "width": None}
         assert made.verify.options == {}
-        assert made.budget.options["rows"][0] == {"max_batch": 4, "draft_budget": 16}
+        assert made.budget.options["rows"][0] == {
+            "max_batch": 4,
+            "draft_budget": 16,
+            "min_survival": 0.0,
+        }
 
     def test_a_chain_with_a_fixed_budget(self) -> None:
         text = "tree: {kind: chain, depth: 4}\nbudget: {kind: fixed, draft_budget: 3}\n"
         made = plan(text + "verify: greedy\n")
         assert made.tree.options == {"depth": 4}
-        assert made.budget.options == {"draft_budget": 3}
+        assert made.budget.options == {"draft_budget": 3, "min_survival": 0.0}
         assert made.verify.implementation == "specstack.verify.greedy:GreedyRule"
 
     def test_no_drafter(self) -> None:
@@ -189,6 +193,7 @@ class TestSGLang:
     def test_arguments_on_a_cpu(self) -> None:
         assert sglang_args(plan()) == {
             "model_path": "org/m",
+            "served_model_name": "org/m",
             "dtype": "float32",
             "device": "cpu",
             "tp_size": 1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import pytest
@@ -190,3 +191,20 @@ def test_best_first_refuses_empty_limits(make):
 def test_chain_refuses_an_empty_limit():
     with pytest.raises(ValueError, match="depth must be at least 1, got 0"):
         ChainBuilder(0)
+
+
+@given(st.integers(0, 12), st.integers(0, 10), st.floats(0.0, 0.99), st.integers(0, 10**6))
+@settings(max_examples=100, deadline=None)
+def test_min_survival_cuts_the_unlikely_end_of_the_row(num_candidates, budget, price, seed):
+    proposal = random_proposal(3, num_candidates, seed)
+    bonus = torch.zeros(3, dtype=torch.int64)
+    floor = math.log(price) if price else -math.inf
+    for builder in (BestFirstBuilder(4), ChainBuilder(4)):
+        full = builder.build(proposal, bonus, budget)
+        cut = builder.build(proposal, bonus, budget, price)
+        check_form(cut, bonus)
+        for b, kept in enumerate(cut.num_nodes.tolist()):
+            live = full.log_q[b, : int(full.num_nodes[b])]
+            assert kept == int((live >= floor).sum())
+            assert torch.equal(cut.tokens[b, :kept], full.tokens[b, :kept])
+            assert torch.equal(cut.tree_mask[b, :kept, :kept], full.tree_mask[b, :kept, :kept])

@@ -16,7 +16,7 @@ import torch
 from scipy.stats import chisquare
 
 from specstack.trees.assemble import assemble_tree
-from specstack.types import AcceptResult, SamplingTensors
+from specstack.types import AcceptResult, NodeLogits, SamplingTensors
 from specstack.verify.greedy import GreedyRule
 from specstack.verify.sample_and_walk import SampleAndWalkRule
 from specstack_kernels.ops import filter_probs, invert_cdf
@@ -78,11 +78,11 @@ class WrongRule:
         self._choose = choose
 
     def accept(self, tree, logits, sampling, *, max_depth):
-        rows = torch.arange(logits.shape[0])
+        rows = torch.arange(logits.rows.shape[0])
         settings = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
 
         def choose(step, node):
-            probs = filter_probs(logits[rows, node], *settings)
+            probs = filter_probs(logits.values[logits.rows[rows, node]], *settings)
             return self._choose(tree, node, probs, sampling.uniforms, step)
 
         parts = tree.tokens, tree.parent_index, tree.num_nodes
@@ -145,6 +145,11 @@ def cells(prefixes, vocab, setting, num_uniforms):
     return torch.tensor(middle, dtype=torch.float64), torch.tensor(volume, dtype=torch.float64)
 
 
+def shared(values, batch):
+    """Logits of one tree's nodes [N, V], read by every request."""
+    return NodeLogits(values, torch.arange(len(values)).expand(batch, -1))
+
+
 def emitted_laws(rule, tree_name, settings):
     """Return for each setting the joint law of depth + 1 tokens under `rule`; rows are mixed."""
     vocab, depth, paths = TREES[tree_name]
@@ -159,7 +164,7 @@ def emitted_laws(rule, tree_name, settings):
     logits = torch.stack([plain_probs(prefix, vocab, NO_FILTER)[1] for prefix in prefixes])
     result = rule.accept(
         repeat(make_tree(paths, depth), rows),
-        logits.expand(rows, *logits.shape),
+        shared(logits, rows),
         tensors(settings, uniforms),
         max_depth=depth,
     )
@@ -222,7 +227,7 @@ def smallest_p_value(rule, num_draws=100_000, vocab=100):
     uniforms = torch.rand((num_draws, 4), generator=generator, dtype=torch.float64)
     result = rule.accept(
         repeat(make_tree(paths, 3), num_draws),
-        logits.expand(num_draws, 7, vocab),
+        shared(logits, num_draws),
         tensors([(0.9, 1 << 30, 0.95, 0.0)], uniforms),
         max_depth=3,
     )
@@ -254,4 +259,4 @@ def test_greedy_rule_refuses_sampled_requests():
     tree = make_tree([(1,)], 1)
     sampling = tensors([NO_FILTER], torch.zeros((1, 2), dtype=torch.float64))
     with pytest.raises(ValueError, match="verify rule 'greedy' got a request with temperature > 0"):
-        GreedyRule().accept(tree, torch.zeros((1, 2, 3)), sampling, max_depth=1)
+        GreedyRule().accept(tree, shared(torch.zeros((2, 3)), 1), sampling, max_depth=1)

@@ -17,6 +17,7 @@ MAX_DRAFT_BUDGET = 1023
 """Largest number of drafts per request and round: a tree has at most 1024 nodes."""
 
 DraftBudget = Annotated[int, Field(ge=0, le=MAX_DRAFT_BUDGET)]
+MinSurvival = Annotated[float, Field(ge=0, lt=1, strict=False)]
 
 
 def _auto_or_positive(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from specstack_dsl.parts.base import BudgetPart, DraftBudget
+from specstack_dsl.parts.base import BudgetPart, DraftBudget, MinSurvival
 
 
 class Fixed(BudgetPart):
@@ -16,6 +16,9 @@ class Fixed(BudgetPart):
 
     draft_budget: DraftBudget = Field(
         description="Drafts per request and round, root excluded; 0: plain decoding"
+    )
+    min_survival: MinSurvival = Field(
+        0.0, description="Least probability of being accepted that a draft is verified for"
     )
 
     @property

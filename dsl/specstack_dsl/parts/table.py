@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from specstack_dsl.parts.base import BudgetPart, DraftBudget
+from specstack_dsl.parts.base import BudgetPart, DraftBudget, MinSurvival
 
 
 class Row(BaseModel):
@@ -18,6 +18,9 @@ class Row(BaseModel):
     max_batch: int = Field(ge=1, description="Largest batch that this row holds for")
     draft_budget: DraftBudget = Field(
         description="Drafts per request and round, root excluded; 0: plain decoding"
+    )
+    min_survival: MinSurvival = Field(
+        0.0, description="Least probability of being accepted that a draft is verified for"
     )
 
 

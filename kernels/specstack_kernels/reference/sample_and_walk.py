@@ -21,7 +21,8 @@ def sample_and_walk(
     draft_tokens: Int[Tensor, "B N"],
     parent_index: Int[Tensor, "B N"],
     num_nodes: Int[Tensor, " B"],
-    logits: Float[Tensor, "B N V"],
+    logits: Float[Tensor, "T V"],
+    logit_rows: Int[Tensor, "B N"],
     temperature: Float[Tensor, " B"],
     top_k: Int[Tensor, " B"],
     top_p: Float[Tensor, " B"],
@@ -34,6 +35,7 @@ def sample_and_walk(
     """Return the accepted path of each request; K = max_depth + 1.
 
     Args:
+        logit_rows: where in `logits` each node's stand.
         top_k: 1 is greedy: the argmax of the logits, lowest id first, and no uniform counts.
         use_top_k_top_p: False if no request uses top_p < 1 or a top_k other than 1 and "all".
     """
@@ -42,15 +44,16 @@ def sample_and_walk(
     emitted = draft_tokens.new_zeros((batch, max_depth + 1))
     accept_lens = draft_tokens.new_zeros(batch)
     for b in range(batch):
-        node_probs = filter_probs(  # [N, V]: one distribution per node
-            logits[b].float(),
-            *(setting[b].expand(logits.shape[1]) for setting in (temperature, top_k, top_p, min_p)),
+        node_logits = logits[logit_rows[b]]  # [N, V]
+        node_probs = filter_probs(
+            node_logits.float(),
+            *(setting[b].expand(len(node_logits)) for setting in (temperature, top_k, top_p, min_p)),
             use_top_k_top_p=use_top_k_top_p,
         )
         node = 0
         for step in range(max_depth + 1):
             if top_k[b] == 1:
-                token = int(logits[b, node].argmax())
+                token = int(node_logits[node].argmax())
             else:
                 token = invert_cdf(node_probs[node], float(uniforms[b, step]))
             accept_index[b, step] = node

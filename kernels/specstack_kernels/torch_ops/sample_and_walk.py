@@ -18,7 +18,8 @@ def sample_and_walk(
     draft_tokens: Int[Tensor, "B N"],
     parent_index: Int[Tensor, "B N"],
     num_nodes: Int[Tensor, " B"],
-    logits: Float[Tensor, "B N V"],
+    logits: Float[Tensor, "T V"],
+    logit_rows: Int[Tensor, "B N"],
     temperature: Float[Tensor, " B"],
     top_k: Int[Tensor, " B"],
     top_p: Float[Tensor, " B"],
@@ -31,14 +32,15 @@ def sample_and_walk(
     """Return the accepted path of each request; K = max_depth + 1. Host sync: none.
 
     Args:
+        logit_rows: where in `logits` each node's stand.
         top_k: 1 is greedy: the argmax of the logits, lowest id first, and no uniform counts.
         use_top_k_top_p: False if no request uses top_p < 1 or a top_k other than 1 and "all".
     """
-    rows = torch.arange(logits.shape[0], device=logits.device)
     is_greedy = top_k == 1
 
     def sampled(step: int, node: Int[Tensor, " B"]) -> Int[Tensor, " B"]:
-        visited = logits[rows, node].float()  # [B, V]
+        row = logit_rows.gather(1, node[:, None])[:, 0]
+        visited = logits[row].float()  # [B, V]
         probs = filter_probs(
             visited, temperature, top_k, top_p, min_p, use_top_k_top_p=use_top_k_top_p
         )

@@ -1,0 +1,145 @@
+"""Reading prompts, and a client that keeps as many requests in flight as asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from specstack_serving.generate import Prompt, RequestRefused, generate, read_prompts
+from specstack_serving.launch import free_port
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (b"{", "JSONDecodeError"),
+        (b"[1]", "TypeError"),
+        (b'"prompt"', "TypeError"),
+        (b"null", "TypeError"),
+        (b'{"text": "x"}', "KeyError('prompt')"),
+        (b'{"turns": []}', "IndexError"),
+        (b'{"turns": "x"}', "TypeError"),
+        (b'{"prompt": 5}', "the prompt is 5"),
+        (b'{"prompt": "\xff"}', "UnicodeDecodeError"),
+    ],
+)
+def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: bytes, found: str) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b'{"prompt": "fine"}\n\n' + line + b"\n")
+    with pytest.raises(ValueError, match="expected an object with `turns` or `prompt`") as error:
+        read_prompts(path)
+    assert str(error.value).startswith(f"{path}:3: ")
+    assert found in str(error.value)
+
+
+@pytest.mark.parametrize("content", ["", "\n  \n"])
+def test_a_file_without_prompts_is_refused(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text(content)
+    with pytest.raises(ValueError, match="no prompts"):
+        read_prompts(path)
+
+
+def test_the_first_turn_or_the_prompt_is_read_and_lines_are_the_default_names(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_bytes(b'{"id": 7, "turns": ["a", "b"]}\r\n\n{"prompt": "c"}')
+    assert read_prompts(path) == [Prompt("7", "a"), Prompt("3", "c")]
+
+
+def test_characters_that_some_take_for_line_ends_stay_in_their_prompt(tmp_path: Path) -> None:
+    text = "one\u2028two\u0085three\x0cfour"
+    path = tmp_path / "p.jsonl"
+    path.write_text(json.dumps({"prompt": text}, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert read_prompts(path) == [Prompt("1", text.replace("\x0c", "\x0c"))]
+
+
+def test_lines_beyond_the_wanted_number_are_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"prompt": "x"}\nnot json\n')
+    assert len(read_prompts(path, num=1)) == 1
+
+
+class Stub:
+    """Answers /generate once `together` requests are in flight, echoing the input."""
+
+    def __init__(self, port: int, together: int) -> None:
+        self._port, self._together = port, together
+        self.most_in_flight = self._in_flight = 0
+
+    async def serve(self, ready: threading.Event, stop: asyncio.Event) -> None:
+        self._enough = asyncio.Event()
+        server = await asyncio.start_server(self._answer, "127.0.0.1", self._port)
+        ready.set()
+        await stop.wait()
+        server.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readuntil(b"\r\n\r\n") if not reader.at_eof() else b"":
+            length = int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0])
+            body = json.loads(await reader.readexactly(length))
+            self._in_flight += 1
+            self.most_in_flight = max(self.most_in_flight, self._in_flight)
+            if self._in_flight == self._together:
+                self._enough.set()
+            await asyncio.wait_for(self._enough.wait(), 5)
+            self._in_flight -= 1
+            status, text = b"200 OK", json.dumps({"output_ids": body["input_ids"], "meta_info": {}})
+            if body["input_ids"] == [13]:
+                status, text = b"400 Bad Request", "unlucky"
+            writer.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n" % (status, len(text)))
+            writer.write(text.encode())
+            await writer.drain()
+            if reader.at_eof():
+                return
+
+
+@pytest.fixture
+def stub(request: pytest.FixtureRequest) -> Iterator[Stub]:
+    made = Stub(free_port(), request.param)
+    ready, loop, stop = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
+
+    def run() -> None:
+        loop.run_until_complete(made.serve(ready, stop))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert ready.wait(5)
+    yield made
+    loop.call_soon_threadsafe(stop.set)
+    thread.join(5)
+
+
+def ask(stub: Stub, inputs: list[list[int]], concurrency: int) -> list[tuple[int, ...]]:
+    url = f"http://127.0.0.1:{stub._port}"
+    return [g.output_ids for g in generate(url, inputs, {}, concurrency=concurrency)]
+
+
+@pytest.mark.parametrize("stub", [150], indirect=True)
+def test_as_many_requests_as_asked_are_in_flight(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than the 100 of httpx, and past any proxy of the environment."""
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    inputs = [[i + 1000] for i in range(160)]
+    assert ask(stub, inputs, 150) == [tuple(ids) for ids in inputs]
+    assert stub.most_in_flight == 150
+
+
+@pytest.mark.parametrize("stub", [1], indirect=True)
+def test_a_refused_request_raises_with_the_servers_words(stub: Stub) -> None:
+    with pytest.raises(RequestRefused, match="400: unlucky"):
+        ask(stub, [[1], [13], [2]], 1)
+    assert stub.most_in_flight == 1
+
+
+def test_a_server_that_is_gone_is_a_transport_error() -> None:
+    with pytest.raises(httpx.TransportError):
+        generate(f"http://127.0.0.1:{free_port()}", [[1]], {}, concurrency=1)
