@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from specstack.budget.base import Budget
 from specstack.drafters.base import Drafter
 from specstack.metrics.record import RoundRecord
 from specstack.trees.base import TreeBuilder
-from specstack.types import AcceptResult, DraftProposal, DraftTree, SamplingTensors
+from specstack.types import AcceptResult, DraftProposal, DraftTree, NodeLogits, SamplingTensors
 from specstack.verify.base import VerifyRule
 
 
 class Target(Protocol):
     """The target model as one round sees it."""
 
-    def verify(self, tree: DraftTree) -> Float[Tensor, "B N V"]:
+    def verify(self, tree: DraftTree) -> NodeLogits:
         """Run the target over the trees; logits carry penalties, biases and grammar masks."""
 
     def sampling(self, num_positions: int) -> SamplingTensors:
@@ -96,7 +96,7 @@ class Speculator:
         return self._outputs[slot]
 
     def accept(
-        self, tree: DraftTree, logits: Float[Tensor, "B N V"], sampling: SamplingTensors
+        self, tree: DraftTree, logits: NodeLogits, sampling: SamplingTensors
     ) -> AcceptResult:
         """Apply the verification rule alone."""
         max_depth = sampling.uniforms.shape[1] - 1

@@ -13,7 +13,7 @@ from specstack_serving import sglang_compat as sgl
 from specstack_serving.admission import RequestOptions
 from specstack_serving.carrier import current_plan
 from specstack_serving.plugin import register
-from specstack_serving.server_args import known_flags, server_argv
+from specstack_serving.server_args import server_argv
 from specstack_serving.supervisor import die_with_parent
 
 
@@ -25,7 +25,7 @@ def main() -> None:
         sys.exit("no plan: start the server with `specstack serve PIPELINE.yaml`")
     register()
     sgl.load_plugins()
-    server_args = sgl.prepare_server_args(server_argv(plan, known_flags()))
+    server_args = sgl.prepare_server_args(server_argv(plan))
     if plan.speculates:
         sgl.http_app.add_middleware(RequestOptions)
     sgl.run_server(server_args)

@@ -6,7 +6,7 @@ penalties of its own path, so that accepting several drafts at once changes noth
 with overlapped scheduling counts penalties one token late; what is reproduced is the synchronous
 (documented) behaviour.
 
-Letters: B requests, N tree nodes, V vocabulary.
+Letters: B requests, N tree nodes, T computed nodes of all requests, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from specstack.types import DraftTree
+from specstack.types import DraftTree, NodeLogits
 from specstack_serving import sglang_compat as sgl
 
 
 def adjust_logits(
-    logits: Float[Tensor, "B N V"],
+    logits: NodeLogits,
     tree: DraftTree,
     batch: Any,
     output_tokens: Callable[[int], list[int]],
+    computed: Int[Tensor, " T"] | None = None,
 ) -> None:
     """Apply penalties, grammar masks and logit bias in place.
 
@@ -34,24 +35,37 @@ def adjust_logits(
         batch: SGLang's ScheduleBatch.
         output_tokens: emitted tokens of the i-th request, root included; called only for
             requests that carry penalties.
+        computed: the node (b * N + n) behind each row of `logits`; None when all are there.
     """
     for i, req in enumerate(batch.reqs):
         if _has_penalties(req.sampling_params):
-            _penalise(logits[i], tree, i, req, output_tokens(i))
+            _penalise(logits, tree, i, req, output_tokens(i))
     if batch.has_grammar:
-        mask = sgl.build_grammar_vocab_mask(
-            reqs=batch.reqs,
-            tree=sgl.GrammarTree.from_device(
-                tree.retrieve_next_token, tree.retrieve_next_sibling, tree.tokens
-            ),
-            sampling_info=batch.sampling_info,
-            device=logits.device,
-            barrier=None,  # grammar batches are not overlapped: nothing is pending
-        )
-        if mask is not None:
-            mask.apply(logits.view(-1, logits.shape[-1]))
+        _mask_grammar(logits.values, tree, batch, computed)
     if batch.sampling_info.logit_bias is not None:
-        logits.add_(batch.sampling_info.logit_bias[:, None, :])
+        num_nodes = tree.num_draft_tokens
+        if computed is None:
+            computed = torch.arange(tree.tokens.numel(), device=tree.tokens.device)
+        logits.values.add_(batch.sampling_info.logit_bias[computed // num_nodes])
+
+
+def _mask_grammar(
+    values: Float[Tensor, "T V"], tree: DraftTree, batch: Any, computed: Tensor | None
+) -> None:
+    mask = sgl.build_grammar_vocab_mask(
+        reqs=batch.reqs,
+        tree=sgl.GrammarTree.from_device(
+            tree.retrieve_next_token, tree.retrieve_next_sibling, tree.tokens
+        ),
+        sampling_info=batch.sampling_info,
+        device=values.device,
+        barrier=None,  # grammar batches are not overlapped: nothing is pending
+    )
+    if mask is None:
+        return
+    if computed is not None:
+        mask = mask._replace(vocab_mask=mask.vocab_mask[computed])
+    mask.apply(values)
 
 
 def needs_output_history(batch: Any) -> bool:
@@ -68,33 +82,38 @@ def _has_penalties(params: Any) -> bool:
     )
 
 
-def _penalise(
-    logits: Float[Tensor, "N V"], tree: DraftTree, i: int, req: Any, output: list[int]
-) -> None:
-    """Apply request i's penalties to each of its nodes, counting the node's own path."""
-    params, vocab = req.sampling_params, logits.shape[-1]
+def _penalise(logits: NodeLogits, tree: DraftTree, i: int, req: Any, output: list[int]) -> None:
+    """Apply request i's penalties to each of its nodes, counting the node's own path.
+
+    Dead nodes share their root's row: they are given the root's path and so its result, which
+    makes the duplicate writes equal. Host sync: none.
+    """
+    params, rows = req.sampling_params, logits.rows[i]
+    values = logits.values.index_select(0, rows)  # [N, V]
+    num_nodes, vocab = values.shape
+    is_live = torch.arange(num_nodes, device=rows.device) < tree.num_nodes[i]
     counts = torch.bincount(
-        torch.tensor(output, dtype=torch.int64, device=logits.device), minlength=vocab
+        torch.tensor(output, dtype=torch.int64, device=rows.device), minlength=vocab
     )
-    path = tree.tree_mask[i, :, 1:].to(torch.float32)  # [N, N-1]; the root is in `output`
-    counts = counts.to(torch.float32).repeat(logits.shape[0], 1)
-    counts.scatter_add_(1, tree.tokens[i, 1:].expand(logits.shape[0], -1), path)
+    counts = counts.to(torch.float32).repeat(num_nodes, 1)
+    path = (tree.tree_mask[i, :, 1:] & is_live[:, None]).to(torch.float32)  # root: in `output`
+    counts.scatter_add_(1, tree.tokens[i, 1:].expand(num_nodes, -1), path)
     seen = counts > 0
     if params.frequency_penalty != 0.0:
-        logits.sub_(counts * params.frequency_penalty)
+        values.sub_(counts * params.frequency_penalty)
     if params.presence_penalty != 0.0:
-        logits.sub_(seen * params.presence_penalty)
+        values.sub_(seen * params.presence_penalty)
     if params.min_new_tokens > 0:
-        too_short = len(output) + tree.depth[i] < params.min_new_tokens  # [N]
-        stop_ids = [i for i in _stop_token_ids(req) if 0 <= i < vocab]  # tokenizers may have more
-        stops = torch.tensor(stop_ids, dtype=torch.int64, device=logits.device)
-        blocked = logits.index_select(1, stops)
-        blocked.masked_fill_(too_short[:, None], float("-inf"))
-        logits.index_copy_(1, stops, blocked)
+        num_output = len(output) + torch.where(is_live, tree.depth[i], 0)  # [N]
+        stops = torch.tensor(_stop_token_ids(req), dtype=torch.int64, device=rows.device)
+        blocked = values.index_select(1, stops)
+        blocked.masked_fill_((num_output < params.min_new_tokens)[:, None], float("-inf"))
+        values.index_copy_(1, stops, blocked)
     if params.repetition_penalty != 1.0:
         p = params.repetition_penalty
-        penalised = torch.where(logits < 0, logits * p, logits / p)
-        logits.copy_(torch.where(seen, penalised, logits))
+        penalised = torch.where(values < 0, values * p, values / p)
+        values = torch.where(seen, penalised, values)
+    logits.values.index_copy_(0, rows, values)
 
 
 def _stop_token_ids(req: Any) -> list[int]:

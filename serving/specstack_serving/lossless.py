@@ -119,31 +119,18 @@ def lossless(
     if not speculative.speculates:
         raise click.ClickException(f"{pipeline} drafts nothing: there is nothing to compare")
     inputs = chat_ids(plain.target.path, prompts)
-    names = [p.id for p in prompts]
     params = {"temperature": 0.0, "max_new_tokens": max_tokens}
     with _progress(console, len(inputs) * len(levels) * 2) as advance:
         try:
-            outputs = {
-                plan.hash: _run(plan, inputs, params, levels, advance)
-                for plan in (plain, speculative)
-            }
-            reports = [
-                Report(
-                    concurrency=level,
-                    num_prompts=len(inputs),
-                    num_tokens=sum(len(g.output_ids) for g in outputs[speculative.hash][level]),
-                    accept_length=_accept_length(outputs[speculative.hash][level]),
-                    differences=tuple(
-                        _differences(names, outputs[plain.hash][level],
-                                     outputs[speculative.hash][level], tie)
-                    ),
-                )
-                for level in levels
-            ]  # fmt: skip
+            expected, outputs = (
+                _run(plan, inputs, params, levels, advance) for plan in (plain, speculative)
+            )
         except (ServerFailed, RequestRefused) as error:
             raise click.ClickException(str(error)) from None
         except httpx.TransportError as error:
             raise click.ClickException(f"the server ended during a request: {error!r}") from None
+    names = [p.id for p in prompts]
+    reports = [_report(level, names, expected[level], outputs[level], tie) for level in levels]
     if form == "json":
         click.echo(json.dumps([asdict(r) | {"diverged": r.diverged} for r in reports], indent=2))
     else:
@@ -167,6 +154,18 @@ def _run(
                             return_logprob=True, top_logprobs_num=2)
             for level in levels
         }  # fmt: skip
+
+
+def _report(
+    level: int, names: list[str], plain: list[Generation], speculative: list[Generation], tie: float
+) -> Report:
+    return Report(
+        concurrency=level,
+        num_prompts=len(names),
+        num_tokens=sum(len(g.output_ids) for g in speculative),
+        accept_length=_accept_length(speculative),
+        differences=tuple(_differences(names, plain, speculative, tie)),
+    )
 
 
 def _differences(

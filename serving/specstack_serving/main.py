@@ -55,7 +55,7 @@ def prepare(pipeline: Path, overrides: tuple[str, ...]) -> Plan:
     if name is not None:
         ensure(name)
     elif plan.target.facts is None:
-        _fetch_config(plan.target.path)
+        _fetch_config(plan.target.path, plan.engine.args.get("revision"))
         plan = plan_file(pipeline, overrides)
     return plan
 
@@ -79,7 +79,7 @@ def _require_engine() -> None:
         )
 
 
-def _fetch_config(model: str) -> None:
+def _fetch_config(model: str, revision: str | None) -> None:
     """Get a hub model's config.json, so that the plan is checked against it before a download."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import (
@@ -93,7 +93,7 @@ def _fetch_config(model: str) -> None:
 
     _say(f"fetching the config of {model}")
     try:
-        hf_hub_download(model, "config.json")
+        hf_hub_download(model, "config.json", revision=revision)
     except GatedRepoError:
         reason = "it needs a licence agreement: accept it on the model's page, then `hf auth login`"
     except RepositoryNotFoundError:

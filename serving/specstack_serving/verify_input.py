@@ -1,11 +1,11 @@
 """The verify batch in SGLang's terms: window slots, masks, carried state.
 
-Letters: B requests, N tree nodes, K path width.
+Letters: B requests, N tree nodes, T computed nodes of all requests, K path width.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Int
@@ -49,8 +49,20 @@ class DraftState(sgl.SpecInput):  # type: ignore[misc]
         self.new_seq_lens = torch.cat([self.new_seq_lens, other.new_seq_lens])
 
 
+class PackedNodes(NamedTuple):
+    """Which nodes a verify step computes."""
+
+    computed: Int[Tensor, " T"] | None
+    """Nodes as b * N + n, ascending; None when every node is computed."""
+    rows: Int[Tensor, "B N"]
+    """Row of each node among the computed ones; dead nodes name their root's."""
+
+
 class TreeVerifyInput(sgl.EagleVerifyInput):  # type: ignore[misc]
     """A verify window that holds an irregular tree."""
+
+    computed_nodes: Tensor | None = None
+    """`PackedNodes.computed`; the other rows of the window are not in the batch."""
 
     @property
     def tree_topk(self) -> int:
@@ -71,11 +83,29 @@ def window_slots(batch: Any, num_draft_tokens: int) -> Int[Tensor, "B N"]:
     return batch.req_to_token_pool.req_to_token[rows, columns].to(torch.int64)
 
 
+def pack_nodes(tree: DraftTree, *, ragged: bool) -> PackedNodes:
+    """Choose the nodes to compute: all of them, or the live ones where shapes may vary.
+
+    Host sync: none, unless `ragged`.
+    """
+    batch, num_nodes = tree.tokens.shape
+    rows = torch.arange(batch * num_nodes, device=tree.tokens.device).view(batch, num_nodes)
+    if not ragged:
+        return PackedNodes(None, rows)
+    is_live = torch.arange(num_nodes, device=rows.device) < tree.num_nodes[:, None]
+    computed = is_live.reshape(-1).nonzero()[:, 0]
+    if len(computed) == rows.numel():
+        return PackedNodes(None, rows)
+    order = is_live.reshape(-1).cumsum(0).view(batch, num_nodes) - 1
+    return PackedNodes(computed, torch.where(is_live, order, order[:, :1]))
+
+
 def verify_batch(
     batch: Any,
     model_runner: Any,
     tree: DraftTree,
     window: Int[Tensor, "B N"],
+    packed: PackedNodes,
     *,
     window_mask: bool,
 ) -> Any:
@@ -88,11 +118,11 @@ def verify_batch(
     """
     positions = batch.seq_lens.to(torch.int64)[:, None] + tree.depth
     verify_input = TreeVerifyInput(
-        draft_token=tree.tokens.reshape(-1),
+        draft_token=_computed(tree.tokens, packed),
         custom_mask=(
             tree.tree_mask.reshape(-1) if window_mask else _full_mask(batch, tree.tree_mask)
         ),
-        positions=positions.reshape(-1),
+        positions=_computed(positions, packed),
         retrieve_index=None,
         retrieve_next_token=tree.retrieve_next_token,
         retrieve_next_sibling=tree.retrieve_next_sibling,
@@ -104,8 +134,9 @@ def verify_batch(
         seq_lens_sum=None,
         seq_lens_cpu=batch.seq_lens_cpu,
     )
+    verify_input.computed_nodes = packed.computed
     batch.input_ids = verify_input.draft_token
-    batch.out_cache_loc = window.reshape(-1)
+    batch.out_cache_loc = _computed(window, packed)
     batch.spec_info = verify_input
     batch.forward_mode = sgl.ForwardMode.TARGET_VERIFY
     return sgl.ForwardBatch.init_new(
@@ -114,6 +145,11 @@ def verify_batch(
         capture_hidden_mode=sgl.CaptureHiddenMode.NULL,
         return_hidden_states_before_norm=False,
     )
+
+
+def _computed(nodes: Int[Tensor, "B N"], packed: PackedNodes) -> Int[Tensor, " T"]:
+    flat = nodes.reshape(-1)
+    return flat if packed.computed is None else flat[packed.computed]
 
 
 def _full_mask(batch: Any, tree_mask: Bool[Tensor, "B N N"]) -> Bool[Tensor, " T"]:

@@ -13,20 +13,25 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from specstack.bind import bind
 from specstack.budget.base import Load
 from specstack.round import Speculator
-from specstack.types import AcceptResult, DraftTree, SamplingTensors
+from specstack.types import AcceptResult, DraftTree, NodeLogits, SamplingTensors
 from specstack_serving import sglang_compat as sgl
 from specstack_serving.admission import wants_speculation
 from specstack_serving.carrier import current_plan
 from specstack_serving.exporter import RoundExporter
 from specstack_serving.logits import adjust_logits, needs_output_history
 from specstack_serving.sampling import UniformSource, sampling_tensors
-from specstack_serving.verify_input import DraftState, path_slots, verify_batch, window_slots
+from specstack_serving.verify_input import (
+    DraftState,
+    pack_nodes,
+    path_slots,
+    verify_batch,
+    window_slots,
+)
 
 
 class SpecstackWorker(sgl.BaseSpecWorker):  # type: ignore[misc]
@@ -39,10 +44,14 @@ class SpecstackWorker(sgl.BaseSpecWorker):  # type: ignore[misc]
         self._target_worker = target_worker
         parts = bind(plan)
         assert parts.drafter is not None
-        self.window_mask = plan.engine.attention_backend == "specstack_cpu"
+        self.runs_on_cpu = plan.engine.attention_backend == "specstack_cpu"
+        """No graphs: every width is as good as the next, and dead nodes need no row."""
         self._budget_policy = parts.budget_policy
+        widths = plan.shapes.verify_widths
+        if self.runs_on_cpu:
+            widths = tuple(range(1, max(widths) + 1))
         self._speculator = Speculator(
-            parts.drafter, parts.tree_builder, parts.verify_rule, plan.shapes.verify_widths
+            parts.drafter, parts.tree_builder, parts.verify_rule, widths
         )
         self._uniforms = UniformSource(sgl.get_device().device, target_worker.random_seed)
         exports = sgl.get_observability().enable_metrics and sgl.get_parallel().tp_rank == 0
@@ -105,8 +114,10 @@ class SpecstackWorker(sgl.BaseSpecWorker):  # type: ignore[misc]
 
     def _sample_prefill(self, batch: Any, slots: list[int], logits_output: Any) -> Tensor:
         """Accept over trees of a root alone: sampling as in any other round."""
-        logits = logits_output.next_token_logits.unsqueeze(1)
         tree = DraftTree.root_only(torch.zeros_like(batch.seq_lens, dtype=torch.int64))
+        logits = NodeLogits(
+            logits_output.next_token_logits, pack_nodes(tree, ragged=False).rows
+        )
         adjust_logits(logits, tree, batch, lambda i: self._speculator.output_tokens(slots[i]))
         sampling = sampling_tensors(batch, self._uniforms, batch.seq_lens - 1, num_positions=1)
         accepted = _agree(self._speculator.accept(tree, logits, sampling))
@@ -115,7 +126,7 @@ class SpecstackWorker(sgl.BaseSpecWorker):  # type: ignore[misc]
                 batch,
                 logits_output,
                 accepted.emitted.reshape(-1),
-                accept_index=torch.arange(len(slots), device=logits.device)[:, None],
+                accept_index=logits.rows,
             )
             logits_output.next_token_logprobs = logits_output.next_token_logprobs[:, 0]
         return accepted.emitted[:, 0]
@@ -136,7 +147,7 @@ class SpecstackWorker(sgl.BaseSpecWorker):  # type: ignore[misc]
         self.speculative_num_draft_tokens = tree.num_draft_tokens
         logits_output = target.logits_output
         if batch.return_logprob:
-            _write_logprobs(batch, logits_output, tree, accepted)
+            _write_logprobs(batch, logits_output, target.logits, accepted)
         return sgl.GenerationBatchResult(
             logits_output=logits_output,
             next_token_ids=accepted.emitted.reshape(-1),
@@ -166,25 +177,33 @@ class _BatchTarget:
         self._publish = publish
         self._seq_lens = batch.seq_lens
         self.logits_output: Any = None
+        self.logits: NodeLogits
         self.new_seq_lens: Tensor
         self.can_run_cuda_graph = False
 
-    def verify(self, tree: DraftTree) -> Float[Tensor, "B N V"]:
+    def verify(self, tree: DraftTree) -> NodeLogits:
         """Run the target over the trees and adjust its logits."""
         batch, model_runner = self._batch, self._worker.target_worker.model_runner
         self._window = window_slots(batch, tree.num_draft_tokens)
+        on_cpu = self._worker.runs_on_cpu
+        packed = pack_nodes(tree, ragged=on_cpu)
         self._forward_batch = verify_batch(
-            batch, model_runner, tree, self._window, window_mask=self._worker.window_mask
+            batch, model_runner, tree, self._window, packed, window_mask=on_cpu
         )
         out = self._worker.target_worker.forward_batch_generation(
             batch=None, forward_batch=self._forward_batch, is_verify=True
         )
         self.logits_output, self.can_run_cuda_graph = out.logits_output, out.can_run_cuda_graph
-        flat = self.logits_output.next_token_logits
-        logits = flat.view(len(self._slots), tree.num_draft_tokens, -1)
+        self.logits = NodeLogits(self.logits_output.next_token_logits, packed.rows)
         speculator = self._worker._speculator
-        adjust_logits(logits, tree, batch, lambda i: speculator.output_tokens(self._slots[i]))
-        return logits
+        adjust_logits(
+            self.logits,
+            tree,
+            batch,
+            lambda i: speculator.output_tokens(self._slots[i]),
+            packed.computed,
+        )
+        return self.logits
 
     def sampling(self, num_positions: int) -> SamplingTensors:
         """Uniforms are counted from the root's position."""
@@ -232,14 +251,13 @@ def _agree(accepted: AcceptResult) -> AcceptResult:
 
 
 def _write_logprobs(
-    batch: Any, logits_output: Any, tree: DraftTree, accepted: AcceptResult
+    batch: Any, logits_output: Any, logits: NodeLogits, accepted: AcceptResult
 ) -> None:
     """Log-probabilities of the emitted tokens, at the nodes that emitted them."""
-    num_nodes = tree.num_draft_tokens
-    nodes = accepted.accept_index.clamp(min=0)
-    rows = nodes + torch.arange(len(nodes), device=nodes.device)[:, None] * num_nodes
-    predict = torch.zeros_like(tree.tokens)
-    emitted_at = accepted.accept_index >= 0
-    # Padding points at node 0 with token 0, which the root's own token outbids.
-    predict.scatter_reduce_(1, nodes, torch.where(emitted_at, accepted.emitted, 0), "amax")
-    sgl.compute_spec_logprobs(batch, logits_output, predict.reshape(-1), accept_index=rows)
+    rows = logits.rows.gather(1, accepted.accept_index.clamp(min=0))
+    is_emitted = accepted.accept_index >= 0
+    predict = torch.zeros(len(logits.values), dtype=torch.int64, device=rows.device)
+    # Padding points at the root's row with token 0, which the root's own token outbids.
+    emitted = torch.where(is_emitted, accepted.emitted, 0)
+    predict.scatter_reduce_(0, rows.reshape(-1), emitted.reshape(-1), "amax")
+    sgl.compute_spec_logprobs(batch, logits_output, predict, accept_index=rows)

@@ -58,7 +58,7 @@ def test_characters_that_some_take_for_line_ends_stay_in_their_prompt(tmp_path: 
     text = "one\u2028two\u0085three\x0cfour"
     path = tmp_path / "p.jsonl"
     path.write_text(json.dumps({"prompt": text}, ensure_ascii=False) + "\n", encoding="utf-8")
-    assert read_prompts(path) == [Prompt("1", text.replace("\x0c", "\x0c"))]
+    assert read_prompts(path) == [Prompt("1", text)]
 
 
 def test_lines_beyond_the_wanted_number_are_not_read(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ class Fixed(BudgetPart):
         description="Drafts per request and round, root excluded; 0: plain decoding"
     )
     min_survival: MinSurvival = Field(
-        0.0, description="Least probability of being accepted that a draft is verified for"
+        default=0.0, description="Least probability of being accepted that a draft is verified for"
     )
 
     @property

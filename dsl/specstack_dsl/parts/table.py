@@ -20,7 +20,7 @@ class Row(BaseModel):
         description="Drafts per request and round, root excluded; 0: plain decoding"
     )
     min_survival: MinSurvival = Field(
-        0.0, description="Least probability of being accepted that a draft is verified for"
+        default=0.0, description="Least probability of being accepted that a draft is verified for"
     )
 
 

@@ -38,6 +38,8 @@ class CpuAttentionBackend(sgl.AttentionBackend):  # type: ignore[misc]
         self._buckets: list[Bucket] = []
         self._extensions: list[Extension] = []
         self._num_window = 1
+        self._num_nodes = 0
+        self._computed: Tensor | None = None
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Plan the forward once for all layers."""
@@ -48,7 +50,7 @@ class CpuAttentionBackend(sgl.AttentionBackend):  # type: ignore[misc]
             return
         if mode.is_decode():
             # Here, unlike in verification, seq_lens counts the token being decoded.
-            self._num_window = 1
+            self._num_window, self._computed = 1, None
             self._buckets = plan_window(table, rows, forward_batch.seq_lens - 1, None, 1)
         elif mode.is_target_verify():
             self._plan_verify(forward_batch)
@@ -69,7 +71,8 @@ class CpuAttentionBackend(sgl.AttentionBackend):  # type: ignore[misc]
                     "window only, without the prefix"
                 )
             tree_mask = tree_mask.view(size, num_window, num_window).bool()
-        self._num_window = num_window
+        self._num_window, self._num_nodes = num_window, size * num_window
+        self._computed = getattr(spec_info, "computed_nodes", None)
         self._buckets = plan_window(
             self.req_to_token_pool.req_to_token,
             forward_batch.req_pool_indices,
@@ -126,15 +129,19 @@ class CpuAttentionBackend(sgl.AttentionBackend):  # type: ignore[misc]
             )
 
     def _attend_window(self, q: Tensor, layer: Any) -> Tensor:
-        heads = layer.tp_k_head_num
+        heads, computed = layer.tp_k_head_num, self._computed
+        queries = q
+        if computed is not None:  # dead nodes have no row: attend with zeros, drop the result
+            queries = q.new_zeros(self._num_nodes, q.shape[1]).index_copy_(0, computed, q)
         out = attend_window(
             self._buckets,
-            q.view(-1, self._num_window, heads, layer.tp_q_head_num // heads, layer.head_dim),
+            queries.view(-1, self._num_window, heads, layer.tp_q_head_num // heads, layer.head_dim),
             self.token_to_kv_pool.get_key_buffer(layer.layer_id),
             self.token_to_kv_pool.get_value_buffer(layer.layer_id),
             layer.scaling,
         )
-        return out.reshape(q.shape[0], -1)
+        out = out.reshape(queries.shape[0], -1)
+        return out if computed is None else out[computed]
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         """Length of an empty request in a padded batch."""

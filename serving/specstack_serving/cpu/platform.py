@@ -35,6 +35,10 @@ class SpecstackCpuPlatform(sgl.CpuDeviceMixin, sgl.SRTPlatform):  # type: ignore
     def get_default_attention_backend(self) -> str:
         return ATTENTION_BACKEND
 
+    def get_compile_backend(self, mode: str | None = None) -> str:
+        """SGLang compiles a few sampling functions; inductor would need a C++ compiler here."""
+        return "eager"
+
     def get_kv_pool_cls(self, *, kind: str) -> type | None:
         if kind != "mha":
             return None
