@@ -24,6 +24,10 @@ from specstack.types import AcceptResult, DraftProposal, DraftTree, NodeLogits, 
 from specstack.verify.base import VerifyRule
 
 
+MAX_PENDING = 64
+"""Rounds whose tokens may wait on the device; the host waits for them when more do."""
+
+
 class Target(Protocol):
     """The target model as one round sees it."""
 
@@ -87,7 +91,9 @@ class Speculator:
         self._drafter.begin(slot, [*prompt, *output])
 
     def emitted(self, slots: Sequence[int], tokens: Tensor, accept_lens: Tensor) -> None:
-        """Queue emitted tokens ([B, K], [B]) for the drafter. Host sync: none."""
+        """Queue emitted tokens ([B, K], [B]) for the drafter. Host sync: every MAX_PENDING rounds."""
+        if len(self._pending) == MAX_PENDING:  # nothing was proposed for long
+            self._catch_up()
         self._pending.append(_Emitted(tuple(slots), tokens, accept_lens))
 
     def output_tokens(self, slot: int) -> list[int]:
@@ -157,7 +163,9 @@ class Speculator:
         self, proposal: DraftProposal, bonus_tokens: Int[Tensor, " B"], budget: Budget
     ) -> tuple[DraftTree, _HostShape]:
         """Build the trees where the candidates are, in the narrowest verify width that fits."""
-        assert budget.draft_budget + 1 in self._verify_widths, "a budget that the plan does not know"
+        assert budget.draft_budget + 1 in self._verify_widths, (
+            "a budget that the plan does not know"
+        )
         allowed = min(budget.draft_budget, proposal.tokens.shape[1])
         tree = self._tree_builder.build(
             proposal,

@@ -38,6 +38,7 @@ def validate_request(original: Any, manager: Any, obj: Any, input_ids: Any) -> A
     if (params.get("beam_width") or 1) > 1:
         raise ValueError(_refusal("beam search"))
     _check_rule(params)
+    _check_stop_tokens(params)
     wants_speculation(params.get("custom_params"))
     return original(manager, obj, input_ids)
 
@@ -71,6 +72,19 @@ def _check_rule(params: Mapping[str, Any]) -> None:
             f"this server verifies greedily and cannot sample (temperature {temperature}): send "
             "temperature 0, or serve a pipeline with `verify: sample_and_walk`"
         )
+
+
+def _check_stop_tokens(params: Mapping[str, Any]) -> None:
+    """An id beyond the vocabulary would end the engine in its own min_new_tokens."""
+    plan = current_plan()
+    assert plan is not None
+    stops = params.get("stop_token_ids") or ()
+    if plan.target.facts is None or not isinstance(stops, (list, tuple, set)):
+        return
+    vocab = plan.target.facts.vocab_size
+    wrong = [i for i in stops if isinstance(i, int) and not 0 <= i < vocab]
+    if wrong:
+        raise ValueError(f"stop_token_ids {wrong}: the vocabulary has {vocab} tokens")
 
 
 def _refusal(feature: str) -> str:

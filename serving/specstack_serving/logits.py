@@ -105,7 +105,8 @@ def _penalise(logits: NodeLogits, tree: DraftTree, i: int, req: Any, output: lis
         values.sub_(seen * params.presence_penalty)
     if params.min_new_tokens > 0:
         num_output = len(output) + torch.where(is_live, tree.depth[i], 0)  # [N]
-        stops = torch.tensor(_stop_token_ids(req), dtype=torch.int64, device=rows.device)
+        stop_ids = [i for i in _stop_token_ids(req) if 0 <= i < vocab]  # tokenizers may have more
+        stops = torch.tensor(stop_ids, dtype=torch.int64, device=rows.device)
         blocked = values.index_select(1, stops)
         blocked.masked_fill_((num_output < params.min_new_tokens)[:, None], float("-inf"))
         values.index_copy_(1, stops, blocked)

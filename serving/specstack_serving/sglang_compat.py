@@ -83,6 +83,7 @@ SEAMS: dict[str, Seam] = {
         "sglang.srt.layers.rotary_embedding.base:RotaryEmbedding",
         members=("forward_native", "_compute_cos_sin_cache"),
     ),
+    "apply_rotary_emb": Seam("sglang.srt.layers.rotary_embedding.utils:apply_rotary_emb"),
     "Llama3RotaryEmbedding": Seam(
         "sglang.srt.layers.rotary_embedding.rope_variant:Llama3RotaryEmbedding"
     ),

@@ -50,9 +50,7 @@ class SpecstackWorker(sgl.BaseSpecWorker):  # type: ignore[misc]
         widths = plan.shapes.verify_widths
         if self.runs_on_cpu:
             widths = tuple(range(1, max(widths) + 1))
-        self._speculator = Speculator(
-            parts.drafter, parts.tree_builder, parts.verify_rule, widths
-        )
+        self._speculator = Speculator(parts.drafter, parts.tree_builder, parts.verify_rule, widths)
         self._uniforms = UniformSource(sgl.get_device().device, target_worker.random_seed)
         exports = sgl.get_observability().enable_metrics and sgl.get_parallel().tp_rank == 0
         self._exporter = RoundExporter(
@@ -115,9 +113,7 @@ class SpecstackWorker(sgl.BaseSpecWorker):  # type: ignore[misc]
     def _sample_prefill(self, batch: Any, slots: list[int], logits_output: Any) -> Tensor:
         """Accept over trees of a root alone: sampling as in any other round."""
         tree = DraftTree.root_only(torch.zeros_like(batch.seq_lens, dtype=torch.int64))
-        logits = NodeLogits(
-            logits_output.next_token_logits, pack_nodes(tree, ragged=False).rows
-        )
+        logits = NodeLogits(logits_output.next_token_logits, pack_nodes(tree, ragged=False).rows)
         adjust_logits(logits, tree, batch, lambda i: self._speculator.output_tokens(slots[i]))
         sampling = sampling_tensors(batch, self._uniforms, batch.seq_lens - 1, num_positions=1)
         accepted = _agree(self._speculator.accept(tree, logits, sampling))

@@ -177,7 +177,10 @@ class TestOverrides:
     def test_another_kind_drops_options_whatever_the_order(self) -> None:
         text = HEAD + "budget:\n  kind: table\n  rows: [{max_batch: 1, draft_budget: 2}]\n"
         overrides = ["budget.draft_budget=3", "budget.kind=fixed"]
-        assert loads(text, overrides=overrides).budget.options == {"draft_budget": 3, "min_survival": 0.0}
+        assert loads(text, overrides=overrides).budget.options == {
+            "draft_budget": 3,
+            "min_survival": 0.0,
+        }
 
     def test_an_item_of_a_list(self) -> None:
         text = HEAD + "budget:\n  kind: table\n  rows: [{max_batch: 1, draft_budget: 2}]\n"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
+
+from specstack_serving.generate import read_prompts
 
 PROMPTS = Path(__file__).parent / "data" / "prompts.jsonl"
 
@@ -74,3 +77,17 @@ def answers(url: str) -> dict[str, Any]:
             assert response.status_code == 200, (name, response.text)
             found[f"{name}/{text[:6]}"] = response.json()
     return found
+
+
+def continuations(url: str, *, concurrency: int, max_tokens: int = 40) -> list[list[int]]:
+    """Greedy token ids of every prompt of the fixture set, `concurrency` in flight."""
+
+    def one(text: str) -> list[int]:
+        request = body(text, {"max_new_tokens": max_tokens})
+        response = httpx.post(f"{url}/generate", json=request, timeout=300.0)
+        response.raise_for_status()
+        ids: list[int] = response.json()["output_ids"]
+        return ids
+
+    with ThreadPoolExecutor(concurrency) as pool:
+        return list(pool.map(one, [p.text for p in read_prompts(PROMPTS)]))

@@ -75,6 +75,16 @@ def test_counters_of_interleaved_rounds_sum(tmp_path: Path) -> None:
     assert got["specstack_verify_seconds_count"] == 3
 
 
+def test_accept_counts_belong_to_the_oldest_round(tmp_path: Path) -> None:
+    script = """
+e = exporter()
+e.round(record((4, 2, 2), num_drafting=2))
+e.round(record(reason="batch>16"))
+e.verified([3, 1])
+"""
+    assert scraped(tmp_path, script)["specstack_spec_decode_num_drafts_total"] == 2
+
+
 def test_counts_per_position_add_up_and_never_exceed_what_was_proposed(tmp_path: Path) -> None:
     got = scraped(tmp_path, MIXED)
     proposed = "specstack_spec_decode_num_draft_tokens_per_pos_total"

@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from specstack.types import DraftTree
+from specstack.types import DraftTree, NodeLogits
 from specstack_kernels.ops import link_tree
 from specstack_kernels.testing import random_tree
 from specstack_serving import sglang_compat as sgl
 from specstack_serving.logits import adjust_logits, needs_output_history
+from specstack_serving.verify_input import pack_nodes
 
 pytest.importorskip("sglang")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -132,10 +133,17 @@ def window_wide(logits: Tensor, tree: DraftTree, batch: Batch, outputs: list[lis
     return want
 
 
-def adjusted(logits: Tensor, tree: DraftTree, batch: Batch, outputs: list[list[int]]) -> Tensor:
-    got = logits.clone()
-    adjust_logits(got, tree, batch, lambda i: outputs[i])
-    return got
+def adjusted(
+    logits: Tensor, tree: DraftTree, batch: Batch, outputs: list[list[int]], ragged: bool = False
+) -> Tensor:
+    """What every node is given; dead nodes share their root's row where they are left out."""
+    packed = pack_nodes(tree, ragged=ragged)
+    values = logits.clone().view(-1, VOCAB)
+    if packed.computed is not None:
+        values = values[packed.computed]
+    node_logits = NodeLogits(values, packed.rows)
+    adjust_logits(node_logits, tree, batch, lambda i: outputs[i], packed.computed)
+    return values[packed.rows]
 
 
 def same(a: Tensor, b: Tensor, tree: DraftTree) -> bool:
@@ -152,10 +160,13 @@ def case(seed: int, nodes: int, batch: int = 3) -> tuple[Tensor, DraftTree, list
 
 @pytest.mark.parametrize("params", SETTINGS, ids=lambda p: "+".join(p) if len(p) < 4 else "all")
 @pytest.mark.parametrize("nodes", [1, 2, 7, 17])
-def test_every_node_is_penalised_for_its_own_path(params: dict[str, Any], nodes: int) -> None:
+@pytest.mark.parametrize("ragged", [False, True])
+def test_every_node_is_penalised_for_its_own_path(
+    params: dict[str, Any], nodes: int, ragged: bool
+) -> None:
     logits, tree, outputs = case(nodes, nodes)
     batch = Batch([request(**params), request(), request(**params)])
-    got = adjusted(logits, tree, batch, outputs)
+    got = adjusted(logits, tree, batch, outputs, ragged)
     assert same(got, expected(logits, tree, batch, outputs), tree)
 
 
@@ -168,11 +179,12 @@ def test_one_penalty_state_for_the_window_is_told_apart(params: dict[str, Any]) 
     assert not same(relaxed, expected(logits, tree, batch, outputs), tree)
 
 
-def test_bias_is_added_after_the_penalties() -> None:
+@pytest.mark.parametrize("ragged", [False, True])
+def test_bias_is_added_after_the_penalties(ragged: bool) -> None:
     logits, tree, outputs = case(1, 7)
     bias = torch.randn(3, VOCAB) * 4
     batch = Batch([request(**ALL)] * 3, logit_bias=bias)
-    got = adjusted(logits, tree, batch, outputs)
+    got = adjusted(logits, tree, batch, outputs, ragged)
     assert same(got, expected(logits, tree, batch, outputs), tree)
     early = Batch([request(**ALL)] * 3)
     assert not same(got, adjusted(logits + bias[:, None], tree, early, outputs), tree)
@@ -213,26 +225,43 @@ def test_outputs_are_read_for_penalised_requests_alone() -> None:
     logits, tree, outputs = case(3, 7)
     batch = Batch([request(), request(presence_penalty=1.0), request()])
     asked: list[int] = []
-    adjust_logits(logits, tree, batch, lambda i: asked.append(i) or outputs[i])  # type: ignore[func-returns-value]
+
+    def read(i: int) -> list[int]:
+        asked.append(i)
+        return outputs[i]
+
+    packed = pack_nodes(tree, ragged=False)
+    adjust_logits(NodeLogits(logits.view(-1, VOCAB), packed.rows), tree, batch, read)
     assert asked == [1]
     assert needs_output_history(batch)
     assert not needs_output_history(Batch([request()]))
 
 
-def test_the_grammar_masks_each_node_and_no_bias_lifts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+class Grammar:
+    """Masks are dense here: False forbids."""
+
+    def apply_vocab_mask(self, logits: Tensor, vocab_mask: Tensor) -> None:
+        logits.masked_fill_(~vocab_mask, float("-inf"))
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_the_grammar_masks_each_node_and_no_bias_lifts_it(
+    monkeypatch: pytest.MonkeyPatch, ragged: bool
+) -> None:
+    from sglang.srt.constrained.base_grammar_backend import GrammarMask
+
     logits, tree, outputs = case(4, 7)
     allowed = torch.rand(3 * 7, VOCAB) > 0.5
     seen: dict[str, Any] = {}
 
     def build(**arguments: Any) -> Any:
         seen.update(arguments)
-        apply = lambda rows: rows.masked_fill_(~allowed, float("-inf"))  # noqa: E731
-        return SimpleNamespace(apply=apply)
+        return GrammarMask(Grammar(), allowed)
 
     monkeypatch.setattr(sgl, "build_grammar_vocab_mask", build, raising=False)
     bias = torch.full((3, VOCAB), 50.0)
     batch = Batch([request(**ALL)] * 3, logit_bias=bias, has_grammar=True)
-    got = adjusted(logits, tree, batch, outputs)
+    got = adjusted(logits, tree, batch, outputs, ragged)
     want = expected(logits, tree, batch, outputs)
     assert same(got, want.masked_fill(~allowed.view(3, 7, VOCAB), float("-inf")), tree)
     handed = (tree.retrieve_next_token, tree.retrieve_next_sibling, tree.tokens)

@@ -17,6 +17,7 @@ from specstack_serving.verify_input import (
     DraftState,
     TreeVerifyInput,
     _full_mask,
+    pack_nodes,
     path_slots,
     verify_batch,
     window_slots,
@@ -149,27 +150,52 @@ def test_the_window_follows_the_committed_tokens(nodes: int) -> None:
     assert slots.dtype == torch.int64
 
 
-@pytest.mark.parametrize("window_mask", [True, False])
-def test_the_verify_batch_describes_every_node(
-    monkeypatch: pytest.MonkeyPatch, window_mask: bool
+@pytest.mark.parametrize(("batch", "nodes"), SHAPES)
+@pytest.mark.parametrize("ragged", [False, True])
+def test_packing_keeps_live_nodes_in_order_and_gives_dead_ones_their_roots_row(
+    batch: int, nodes: int, ragged: bool
 ) -> None:
-    tree, batch = trees(2, 7), batch_of([3, 5], [1, 2])
-    window = window_slots(batch, 7)
+    tree = trees(batch, nodes)
+    packed = pack_nodes(tree, ragged=ragged)
+    kept = [
+        (b, n) for b in range(batch) for n in range(nodes)
+        if not ragged or n < int(tree.num_nodes[b])
+    ]  # fmt: skip
+    if packed.computed is None:
+        assert len(kept) == batch * nodes
+    else:
+        assert packed.computed.tolist() == [b * nodes + n for b, n in kept]
+    for b in range(batch):
+        for n in range(nodes):
+            row = (b, n) if (b, n) in kept else (b, 0)
+            assert int(packed.rows[b, n]) == kept.index(row)
+
+
+@pytest.mark.parametrize("window_mask", [True, False])
+@pytest.mark.parametrize("ragged", [True, False])
+def test_the_verify_batch_describes_every_computed_node(
+    monkeypatch: pytest.MonkeyPatch, window_mask: bool, ragged: bool
+) -> None:
+    tree, batch = trees(3, 7), batch_of([3, 5, 0], [1, 2, 0])
+    window, packed = window_slots(batch, 7), pack_nodes(tree, ragged=ragged)
     built: list[Any] = []
-    monkeypatch.setattr(
-        sgl,
-        "ForwardBatch",
-        SimpleNamespace(init_new=lambda *a, **k: built.append(a)),
-        raising=False,
-    )
-    verify_batch(batch, "runner", tree, window, window_mask=window_mask)
+
+    def init_new(*args: Any, **options: Any) -> None:
+        built.append(args)
+
+    monkeypatch.setattr(sgl, "ForwardBatch", SimpleNamespace(init_new=init_new), raising=False)
+    verify_batch(batch, "runner", tree, window, packed, window_mask=window_mask)
     assert built == [(batch, "runner")]
-    info = batch.spec_info
-    assert batch.input_ids.tolist() == tree.tokens.flatten().tolist()
-    assert batch.out_cache_loc.tolist() == window.flatten().tolist()
+    info, kept = batch.spec_info, packed.computed
+    positions = tree.depth + torch.tensor([[3], [5], [0]])
+    for found, nodes in (
+        (batch.input_ids, tree.tokens), (batch.out_cache_loc, window), (info.positions, positions),
+    ):  # fmt: skip
+        flat = nodes.flatten()
+        assert torch.equal(found, flat if kept is None else flat[kept])
+    assert (kept is not None) is ragged
     assert batch.forward_mode.is_target_verify()
-    assert info.positions.view(2, 7).tolist() == (tree.depth + torch.tensor([[3], [5]])).tolist()
-    assert len(info.custom_mask) == (2 * 49 if window_mask else 2 * 49 + 8 * 7)
+    assert len(info.custom_mask) == (3 * 49 if window_mask else 3 * 49 + 8 * 7)
     assert (info.draft_token_num, info.max_tree_depth, info.tree_topk) == (7, 7, -1)
     assert isinstance(info, TreeVerifyInput)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -18,16 +18,19 @@ from specstack.round import Speculator
 from specstack.trees.base import TreeBuilder
 from specstack.trees.best_first import BestFirstBuilder
 from specstack.trees.chain import ChainBuilder
-from specstack.types import AcceptResult, DraftProposal, DraftTree, SamplingTensors
+from specstack.types import AcceptResult, DraftProposal, DraftTree, NodeLogits, SamplingTensors
 from specstack.verify.greedy import GreedyRule
 
 VOCAB = 7
-Next = Callable[[Sequence[int]], int]
 
 
 def toy_next(tokens: Sequence[int]) -> int:
     """A deterministic language with repetitions, so that drafts are often right."""
     return (tokens[-1] * 3 + tokens[-2] + (len(tokens) % 5 == 0)) % VOCAB
+
+
+def one_hot(token: int) -> Tensor:
+    return torch.nn.functional.one_hot(torch.tensor(token), VOCAB).float()
 
 
 def plain(prompt: Sequence[int], num: int) -> list[int]:
@@ -47,17 +50,21 @@ class ToyTarget:
     tree: DraftTree | None = None
     num_positions: int = 0
 
-    def verify(self, tree: DraftTree) -> Tensor:
+    def verify(self, tree: DraftTree) -> NodeLogits:
+        """Computes live nodes alone, as the contract allows."""
         self.calls.append("verify")
         self.tree = tree
-        logits = torch.zeros(len(self.slots), tree.num_draft_tokens, VOCAB)
+        values: list[Tensor] = []
+        rows = torch.zeros_like(tree.tokens)
         for b, slot in enumerate(self.slots):
-            for node in range(tree.num_draft_tokens):
+            rows[b] = len(values)
+            for node in range(int(tree.num_nodes[b])):
                 seen = tree.tree_mask[b, node].nonzero().flatten()
                 order = sorted(seen.tolist(), key=lambda n: int(tree.depth[b, n]))
                 path = [int(tree.tokens[b, n]) for n in order]
-                logits[b, node, toy_next([*self.committed[slot], *path])] = 1.0
-        return logits
+                rows[b, node] = len(values)
+                values.append(one_hot(toy_next([*self.committed[slot], *path])))
+        return NodeLogits(torch.stack(values), rows)
 
     def sampling(self, num_positions: int) -> SamplingTensors:
         self.calls.append("sampling")
@@ -114,20 +121,14 @@ def one_round(
     return target, outcome.tree
 
 
-def test_the_target_is_asked_in_order() -> None:
-    spec = speculator([])
-    spec.begin(0, [1, 2, 3], [])
-    target, _ = one_round(spec, [0], 4)
-    assert target.calls == ["verify", "sampling", "commit"]
-
-
 def test_what_was_emitted_reaches_the_drafter_before_it_proposes_again() -> None:
     calls: list[object] = []
     spec = speculator(calls)
     spec.begin(0, [1, 2], [])
     spec.emitted([0], torch.tensor([[3, 9, 9]]), torch.tensor([1]))
-    one_round(spec, [0], 4)
+    target, _ = one_round(spec, [0], 4)
     assert calls == [("begin", 0, [1, 2]), ("observe", 0, [3]), ("propose", [0], 4)]
+    assert target.calls == ["verify", "sampling", "commit"]
 
 
 @pytest.mark.parametrize("speculate", [[True, True], [False, False]])
@@ -180,6 +181,16 @@ def test_only_widths_of_the_plan_are_verified(length: int, budget: int) -> None:
     assert target.num_positions == tree.num_draft_tokens
 
 
+def test_drafts_below_the_price_of_a_node_are_not_verified() -> None:
+    spec = speculator([], length=4)
+    spec.begin(0, [1, 2], [])
+    target = ToyTarget({0: [1, 2]}, [0])
+    price = Budget(4, "test", min_survival=0.8)  # exp(-0.1) and exp(-0.2) are above
+    tree = spec.round([0], torch.tensor([3]), [True], price, target).tree
+    assert tree.num_nodes.tolist() == [3]
+    assert tree.num_draft_tokens == 4, "the next width of the plan"
+
+
 def test_a_budget_outside_the_plan_is_our_own_bug() -> None:
     spec = speculator([])
     spec.begin(0, [1, 2], [])
@@ -194,9 +205,7 @@ def test_a_reused_slot_starts_clean() -> None:
     spec.begin(3, [1, 2], [])
     spec.emitted([3], torch.tensor([[5, 6]]), torch.tensor([2]))
     spec.begin(3, [4, 4], [7])
-    assert calls == [
-        ("begin", 3, [1, 2]), ("observe", 3, [5, 6]), ("begin", 3, [4, 4, 7]),
-    ]  # fmt: skip
+    assert calls == [("begin", 3, [1, 2]), ("observe", 3, [5, 6]), ("begin", 3, [4, 4, 7])]
     assert spec.output_tokens(3) == [7]
     spec.emitted([3], torch.tensor([[8]]), torch.tensor([1]))
     assert spec.output_tokens(3) == [7, 8]
@@ -227,11 +236,11 @@ class WildDrafter:
                 parent = int(torch.randint(-1, m, (1,), generator=rng)) if m else -1
                 path = row[parent] if parent >= 0 else []
                 token = toy_next([*self.history[slot], *path])
-                if token in used.setdefault(parent, set()):
-                    token = next(t for t in range(VOCAB + 20) if t not in used[parent]) % VOCAB
-                if token in used[parent]:
+                taken = used.setdefault(parent, set())
+                token = next((t for t in (token, *range(VOCAB)) if t not in taken), -1)
+                if token < 0:
                     break
-                used[parent].add(token)
+                taken.add(token)
                 row.append([*path, token])
                 parents.append(parent)
             dead = draft_budget - len(row)

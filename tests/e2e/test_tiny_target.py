@@ -1,0 +1,171 @@
+"""A random two-layer target: two ranks, sampled laws, the context limit. Fast to run many times."""
+
+from __future__ import annotations
+
+import collections
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from harness import Serve
+from scipy.stats import chi2_contingency
+
+from specstack_serving.lossless import PLAIN
+
+VOCAB = 64
+PROMPTS = [
+    [5, 6, 7, 8] * 4 + [5, 6],
+    [11, 12, 13] * 5,
+    list(range(20, 44)),
+    [9, 9, 9, 9, 9, 9],
+]
+TREE = "budget={kind: fixed, draft_budget: 7}"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Peaked enough that drafts are accepted and rejected alike."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+        bos_token_id=0,
+        eos_token_id=1,
+        tie_word_embeddings=False,
+    )
+    folder = tmp_path_factory.mktemp("tiny")
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def overrides(tiny: Path, *more: str) -> tuple[str, ...]:
+    return (
+        f"target.model={tiny}",
+        "engine.context_length=256",
+        "engine.args.skip_tokenizer_init=true",
+        *more,
+    )
+
+
+def send(url: str, ids: list[int], params: dict[str, Any]) -> list[int]:
+    sampling = {"ignore_eos": True, **params}
+    answer = httpx.post(
+        f"{url}/generate", json={"input_ids": ids, "sampling_params": sampling}, timeout=120.0
+    )
+    assert answer.status_code == 200, answer.text
+    output: list[int] = answer.json()["output_ids"]
+    return output
+
+
+def greedy(url: str, num_tokens: int = 60) -> list[list[int]]:
+    params = {"temperature": 0.0, "max_new_tokens": num_tokens}
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(lambda ids: send(url, ids, params), PROMPTS))
+
+
+def to_the_limit(url: str) -> list[list[int]]:
+    """Four requests that end at the context limit, beside each other in the token table."""
+    prompts = [(ids * 60)[: 240 - 3 * i] for i, ids in enumerate(PROMPTS)]
+    with ThreadPoolExecutor(4) as pool:
+        return list(
+            pool.map(
+                lambda ids: send(url, ids, {"temperature": 0.0, "max_new_tokens": 255 - len(ids)}),
+                prompts,
+            )
+        )
+
+
+def sampled(url: str, temperature: float, num: int = 1500) -> collections.Counter[tuple[int, ...]]:
+    """Joint counts of the first three tokens after a repetitive prompt."""
+    params = {"temperature": temperature, "max_new_tokens": 3}
+    with ThreadPoolExecutor(8) as pool:
+        outputs = pool.map(lambda _: send(url, PROMPTS[0], params), range(num))
+        return collections.Counter(tuple(ids) for ids in outputs)
+
+
+def p_value(a: collections.Counter[Any], b: collections.Counter[Any]) -> float:
+    """Two-sample chi-square; rare outcomes are pooled."""
+    common = [key for key in a | b if a[key] + b[key] >= 16]
+    rows = [[c[key] for key in common] for c in (a, b)]
+    for row, counts in zip(rows, (a, b), strict=True):
+        row.append(counts.total() - sum(row) + 1)
+    return float(chi2_contingency(rows).pvalue)
+
+
+@pytest.fixture(scope="module")
+def plain_tiny(serve: Serve, tiny: Path) -> dict[str, Any]:
+    with serve("quickstart.yaml", *overrides(tiny, *PLAIN)) as url:
+        return {
+            "greedy": greedy(url),
+            "limit": to_the_limit(url),
+            "sampled": [sampled(url, 1.0), sampled(url, 1.0)],
+            "cooler": sampled(url, 0.8),
+        }
+
+
+@pytest.fixture(scope="module")
+def speculative_tiny(serve: Serve, tiny: Path) -> dict[str, Any]:
+    wide = "budget={kind: fixed, draft_budget: 15}"
+    with serve("quickstart.yaml", *overrides(tiny, wide)) as url:
+        found = {"greedy": greedy(url), "limit": to_the_limit(url), "sampled": sampled(url, 1.0)}
+        found["metrics"] = httpx.get(f"{url}/metrics").text
+        return found
+
+
+def test_greedy_outputs_are_equal(
+    plain_tiny: dict[str, Any], speculative_tiny: dict[str, Any]
+) -> None:
+    assert speculative_tiny["greedy"] == plain_tiny["greedy"]
+
+
+def test_requests_at_the_context_limit_do_not_touch_each_other(
+    plain_tiny: dict[str, Any], speculative_tiny: dict[str, Any]
+) -> None:
+    assert speculative_tiny["limit"] == plain_tiny["limit"]
+
+
+def test_sampled_outputs_follow_the_same_law(
+    plain_tiny: dict[str, Any], speculative_tiny: dict[str, Any]
+) -> None:
+    for plain in plain_tiny["sampled"]:
+        assert p_value(speculative_tiny["sampled"], plain) > 1e-3
+
+
+def test_another_law_would_be_noticed(plain_tiny: dict[str, Any]) -> None:
+    """Control: the same test on another temperature rejects; on plain against plain it does not."""
+    first, second = plain_tiny["sampled"]
+    assert p_value(first, second) > 1e-3
+    assert p_value(first, plain_tiny["cooler"]) < 1e-6
+
+
+def test_sampling_accepted_and_rejected_drafts(speculative_tiny: dict[str, Any]) -> None:
+    def total(name: str) -> float:
+        lines = speculative_tiny["metrics"].splitlines()
+        return sum(float(x.rsplit(" ", 1)[1]) for x in lines if x.startswith(f"specstack_{name}{{"))
+
+    drafts = total("spec_decode_num_draft_tokens_total")
+    accepted = total("spec_decode_num_accepted_tokens_total")
+    assert 0.02 * drafts < accepted < 0.98 * drafts
+
+
+def test_two_ranks_emit_what_one_emits(
+    serve: Serve, tiny: Path, plain_tiny: dict[str, Any]
+) -> None:
+    with serve("quickstart.yaml", *overrides(tiny, TREE, "engine.tp=2")) as url:
+        assert greedy(url) == plain_tiny["greedy"]
+        seeded = {"temperature": 1.0, "sampling_seed": 5, "max_new_tokens": 24}
+        assert send(url, PROMPTS[0], seeded) == send(url, PROMPTS[0], seeded)
+        state = json.loads(httpx.get(f"{url}/server_info").text)["internal_states"][0]
+        assert state["world_size"] == 2
