@@ -14,7 +14,7 @@ from torch import Tensor
 from specstack.budget.base import Budget
 from specstack.drafters.ngram import NgramDrafter
 from specstack.plan import verify_widths
-from specstack.round import Speculator
+from specstack.round import MAX_PENDING, Speculator
 from specstack.trees.base import TreeBuilder
 from specstack.trees.best_first import BestFirstBuilder
 from specstack.trees.chain import ChainBuilder
@@ -298,3 +298,14 @@ def test_right_drafts_are_accepted_several_at_once() -> None:
     prompt = plain([1, 2], 120)
     [output] = decode(spec, [prompt], [6] * 8)
     assert len(output) > 2 * 9
+
+
+def test_tokens_do_not_pile_up_while_nothing_is_proposed() -> None:
+    calls: list[object] = []
+    spec = speculator(calls, budgets=(0,))
+    spec.begin(0, [1, 2], [])
+    for _ in range(MAX_PENDING + 1):
+        one_round(spec, [0], 0)
+    observed = [call for call in calls if isinstance(call, tuple) and call[0] == "observe"]
+    assert len(observed) == MAX_PENDING
+    assert not any(isinstance(call, tuple) and call[0] == "propose" for call in calls)
