@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -90,36 +89,41 @@ def plan_window(
 ) -> list[Bucket]:
     """Buckets for N tokens per request behind `seq_lens` committed ones.
 
-    `tree_mask` None means the causal chain. Rows of padding columns point at slot 0, which
-    SGLang reserves for padding and which stays finite.
+    `tree_mask` None means the causal chain.
     """
-    seq_lens = seq_lens.long()
-    lengths = (seq_lens + num_window).tolist()
-    groups = split_by_length(lengths)
+    rows, committed = req_pool_indices.long(), seq_lens.long()
+    groups = split_by_length(committed.tolist())
+    if len(groups) == 1:
+        return [_plan_bucket(req_to_token, None, rows, committed, tree_mask, num_window)]
     buckets = []
     for group in groups:
-        index = None if len(groups) == 1 else torch.tensor(group)
-        if index is None:
-            index_or_all: Any = slice(None)
-            longest = max(lengths)
-        else:
-            index_or_all = index
-            longest = lengths[group[0]]
-        committed = seq_lens[index_or_all]
-        rows = req_pool_indices[index_or_all].long()
-        slots = req_to_token[rows, :longest].long()  # [b, L]
-        if len(group) == 1:
-            found = contiguous(slots[0])
-            slots = found if isinstance(found, slice) else slots
-        else:
-            padding = torch.arange(longest) >= (committed + num_window)[:, None]
-            slots = slots.masked_fill_(padding, 0)
-        trees = None if tree_mask is None else tree_mask[index_or_all]
-        mask = None
-        if num_window > 1 or any(lengths[i] != longest for i in group):
-            mask = window_mask(committed, trees, num_window, longest)
-        buckets.append(Bucket(index, slots, mask))
+        index = torch.tensor(group)
+        trees = None if tree_mask is None else tree_mask[index]
+        buckets.append(
+            _plan_bucket(req_to_token, index, rows[index], committed[index], trees, num_window)
+        )
     return buckets
+
+
+def _plan_bucket(
+    req_to_token: Int[Tensor, "R W"],
+    requests: Int[Tensor, " b"] | None,
+    rows: Int[Tensor, " b"],
+    seq_lens: Int[Tensor, " b"],
+    tree_mask: Bool[Tensor, "b N N"] | None,
+    num_window: int,
+) -> Bucket:
+    lengths = seq_lens + num_window
+    longest = int(lengths.max())
+    slots = req_to_token[rows, :longest].long()  # [b, L]
+    mask = None
+    if num_window > 1 or int(lengths.min()) < longest:
+        mask = window_mask(seq_lens, tree_mask, num_window, longest)
+    if rows.numel() == 1:
+        found = contiguous(slots[0])
+        return Bucket(requests, found if isinstance(found, slice) else slots, mask)
+    # Slot 0 is SGLang's own padding and stays finite; stale entries may point at anything.
+    return Bucket(requests, slots.masked_fill_(torch.arange(longest) >= lengths[:, None], 0), mask)
 
 
 def window_mask(

@@ -1,14 +1,15 @@
 """Linear layers over weights packed once for oneDNN.
 
 `F.linear` repacks (or reads badly) the weight on every call: between 2 and 16 rows a plain layer
-costs twice a packed one, and a packed layer costs the same for 1 and for 8 rows, which is what
-makes a verify step about as cheap as a decode step. Only float32 is packed: bfloat16 has no
-native path on AVX2, and a packed float16 layer is not faster.
+costs twice a packed one; a packed layer costs nearly the same for 1 and for 8 rows, which is what
+makes a verify step about as cheap as a decode step. Only float32 is packed: it is the precision
+the CPU platform is for, as bfloat16 has no native path on AVX2; other layers stay as they are.
 """
 
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -43,14 +44,13 @@ class PackedWeight:
 class PackedLinearMethod(sgl.UnquantizedLinearMethod):  # type: ignore[misc]
     """Replaces `UnquantizedLinearMethod` on one layer and takes over its weight."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: Any) -> None:
         self._packed = PackedWeight(layer.weight)
         # Keeps shape and dtype for code that looks at them and frees the values: a reader gets
         # NaN, a writer (a weight update) an error, instead of something stale.
-        hole = torch.full((1, 1), float("nan")).expand(layer.weight.shape)
-        layer.weight.data = hole
+        layer.weight.data = torch.full((1, 1), float("nan")).expand(layer.weight.shape)
 
-    def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return self._packed(x, bias)
 
 
@@ -60,10 +60,10 @@ class PackedHeadMethod(sgl.UnquantizedEmbeddingMethod):  # type: ignore[misc]
     The unpacked table stays: a tied head also embeds with it, and drafters take rows of it.
     """
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: Any) -> None:
         self._packed = PackedWeight(layer.weight)
 
-    def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return self._packed(x, bias)
 
 

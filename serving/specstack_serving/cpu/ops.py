@@ -35,7 +35,7 @@ def forward_rms_norm(
     post_residual_addition: Tensor | None = None,
     quant_linear: Any = None,
 ) -> Any:
-    """`RMSNorm.forward_native`: the norm of x + residual, with that sum when there is a residual."""
+    """`RMSNorm.forward_native`: the norm of x, or that of x + residual together with the sum."""
     plain = (
         x.dtype == torch.float32
         and self.weight.dtype == torch.float32

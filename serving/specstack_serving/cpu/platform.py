@@ -13,9 +13,9 @@ from specstack_serving import sglang_compat as sgl
 from specstack_serving.cpu import ops
 
 ATTENTION_BACKEND = "specstack_cpu"
-# Turns that an OpenMP thread waits before it sleeps. GNU's default (300,000) lets any other busy
-# process on the machine slow a step 5 to 10 times; never waiting costs 40 % of a step in wake-ups.
-# This many cost 7 %. Inherited by the processes that SGLang spawns.
+# Turns that an OpenMP thread waits before it sleeps. With GNU's default (300,000) any other busy
+# process on the machine slows a step 5 to 10 times; never waiting costs 40 % of a step in wake-ups,
+# this many about 10 %. Inherited by the processes that SGLang spawns.
 SPIN_COUNT = "10000"
 
 

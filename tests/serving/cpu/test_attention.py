@@ -6,6 +6,8 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
+
 from specstack_serving.cpu import attention
 from specstack_serving.cpu.attention import (
     LowerRightMask,
@@ -15,7 +17,6 @@ from specstack_serving.cpu.attention import (
     plan_window,
     split_by_length,
 )
-from torch import Tensor
 
 HEADS, DIM, SCALE = 3, 16, 0.3
 NUM_SLOTS, WIDTH = 4096, 1024

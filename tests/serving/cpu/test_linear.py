@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from specstack_serving import sglang_compat as sgl
-from specstack_serving.cpu.linear import PackedWeight, pack_linears
 from torch import nn
 from torch.nn.functional import linear
+
+from specstack_serving import sglang_compat as sgl
+from specstack_serving.cpu.linear import PackedWeight, pack_linears
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 9, 31, 64, 129])
@@ -23,9 +24,7 @@ def test_packed_equals_plain(
     expected = linear(x.double(), weight.double(), None if bias is None else bias.double())
     # Rounding of a sum of K products: about sqrt(K) ulps of the largest partial sum.
     bound = 4e-7 * in_features**0.5 * float(expected.abs().max())
-    torch.testing.assert_close(
-        PackedWeight(weight)(x, bias).double(), expected, atol=bound, rtol=0
-    )
+    torch.testing.assert_close(PackedWeight(weight)(x, bias).double(), expected, atol=bound, rtol=0)
 
 
 def test_rows_of_a_wider_tensor_and_no_rows_at_all() -> None:
@@ -36,7 +35,7 @@ def test_rows_of_a_wider_tensor_and_no_rows_at_all() -> None:
 
 
 def test_only_float32_is_packed() -> None:
-    with pytest.raises(ValueError, match="only float32 weights are packed, not torch.bfloat16"):
+    with pytest.raises(ValueError, match=r"only float32 weights are packed, not torch\.bfloat16"):
         PackedWeight(torch.randn(8, 8).bfloat16())
 
 

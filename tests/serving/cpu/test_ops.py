@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from specstack_serving import sglang_compat as sgl
 from specstack_serving.cpu.ops import forward_rms_norm, forward_rope, is_next_to
 

@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from specstack_serving import carrier
 from specstack_serving import sglang_compat as sgl
 from specstack_serving.cpu import PLATFORM, activate
 from specstack_serving.cpu.attention_backend import CpuAttentionBackend
 from specstack_serving.cpu.platform import SpecstackCpuPlatform, share_cores
-from torch import nn
 
 
-@pytest.mark.parametrize(
-    ("device", "expected"), [(None, None), ("cuda", None), ("cpu", PLATFORM)]
-)
+@pytest.mark.parametrize(("device", "expected"), [(None, None), ("cuda", None), ("cpu", PLATFORM)])
 def test_only_a_cpu_plan_activates_the_platform(
     device: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

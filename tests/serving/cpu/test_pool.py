@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
+
 from specstack_serving.cpu.pool import (
     CpuMHATokenToKVPool,
     assign_req_to_token_pool,
     speculative_cache_locs,
 )
-from torch import Tensor
 
 
 def make_pool(num_slots: int = 32, num_layers: int = 2) -> CpuMHATokenToKVPool:
