@@ -47,6 +47,10 @@ SEAMS: dict[str, Seam] = {
         members=("_init_kv_copy_and_warmup", "_move_kv_cache_impl", "_store_kv_layer"),
     ),
     "KVWriteLoc": Seam("sglang.srt.mem_cache.memory_pool:KVWriteLoc"),
+    "get_last_loc": Seam(
+        "sglang.srt.mem_cache.allocation:get_last_loc",
+        parameters=("req_to_token", "req_pool_indices_tensor", "prefix_lens_tensor"),
+    ),
     "assign_req_to_token_pool_func": Seam(
         "sglang.srt.mem_cache.allocation:assign_req_to_token_pool_func",
         parameters=(

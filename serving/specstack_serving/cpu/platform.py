@@ -85,17 +85,17 @@ def share_cores(num_ranks: int) -> None:
 @cache
 def install() -> None:
     """Register the attention backend and replace what reaches Triton without a platform seam."""
-    from specstack_serving.cpu.pool import assign_req_to_token_pool
+    from specstack_serving.cpu.pool import assign_req_to_token_pool, get_last_loc
 
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     sgl.add_attention_backend_choices([ATTENTION_BACKEND])
     sgl.register_attention_backend(ATTENTION_BACKEND)(_attention_backend)
+    replace = sgl.HookType.REPLACE
     sgl.HookRegistry.register(
-        sgl.target("assign_req_to_token_pool_func"),
-        assign_req_to_token_pool,
-        sgl.HookType.REPLACE,
+        sgl.target("assign_req_to_token_pool_func"), assign_req_to_token_pool, replace
     )
+    sgl.HookRegistry.register(sgl.target("get_last_loc"), get_last_loc, replace)
 
 
 def _attention_backend(model_runner: Any) -> Any:

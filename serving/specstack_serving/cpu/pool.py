@@ -67,6 +67,16 @@ def assign_req_to_token_pool(
     req_to_token[rows, columns] = out_cache_loc.to(req_to_token.dtype)
 
 
+def get_last_loc(
+    req_to_token: Int[Tensor, "R W"],
+    req_pool_indices_tensor: Int[Tensor, " B"],
+    prefix_lens_tensor: Int[Tensor, " B"],
+) -> Int[Tensor, " B"]:
+    """Slot of each request's last token, -1 where it has none; pages continue behind it."""
+    last = req_to_token[req_pool_indices_tensor.long(), prefix_lens_tensor.long() - 1]
+    return torch.where(prefix_lens_tensor > 0, last, -1).to(prefix_lens_tensor.dtype)
+
+
 def speculative_cache_locs(
     *,
     req_pool_indices: Int[Tensor, " B"],

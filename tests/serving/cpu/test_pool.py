@@ -9,6 +9,7 @@ from torch import Tensor
 from specstack_serving.cpu.pool import (
     CpuMHATokenToKVPool,
     assign_req_to_token_pool,
+    get_last_loc,
     speculative_cache_locs,
 )
 
@@ -90,3 +91,9 @@ def test_window_locations_are_read_row_by_row() -> None:
     )
     assert locs.tolist() == [32, 33, 34, 17, 18, 19]
     assert locs.dtype == torch.int64
+
+
+def test_last_loc_is_the_slot_before_the_end_or_minus_one() -> None:
+    table = torch.arange(24, dtype=torch.int32).view(3, 8)
+    found = get_last_loc(table, torch.tensor([2, 0, 1]), torch.tensor([3, 0, 8]))
+    assert found.tolist() == [18, -1, 15]
