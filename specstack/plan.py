@@ -232,5 +232,8 @@ def sglang_args(plan: Plan) -> dict[str, Any]:
         args["speculative_algorithm"] = ALGORITHM
     if engine.device == "cpu":
         args["cuda_graph_backend_decode"] = args["cuda_graph_backend_prefill"] = "disabled"
+    elif plan.speculates:
+        # SGLang captures the verify step of a plug-in's algorithm without its tree mask.
+        args["cuda_graph_backend_decode"] = "disabled"
     args.update(engine.args)
     return {name: value for name, value in args.items() if value is not None}

@@ -115,6 +115,19 @@ def a_cpu_runs_without_graphs(context: Context) -> Iterator[Finding]:
 
 
 @_rule
+def a_verify_step_is_not_captured_without_its_mask(context: Context) -> Iterator[Finding]:
+    """SGLang captures the verify step of a plug-in's algorithm without a tree mask."""
+    plan, name = context.plan, "cuda_graph_backend_decode"
+    wanted = plan.engine.args.get(name, "disabled")
+    if plan.speculates and plan.engine.device == "cuda" and wanted != "disabled":
+        yield (
+            f"engine.args.{name}",
+            f"drafter {plan.drafter.kind} verifies trees, whose mask SGLang's captured decode"
+            " graphs lack: remove it, or set drafter: none",
+        )
+
+
+@_rule
 def a_target_keeps_a_kv_cache_that_trees_can_use(context: Context) -> Iterator[Finding]:
     """Verifying a tree moves keys and values of the accepted path: plain attention only."""
     facts, engine = context.facts, context.plan.engine
@@ -235,5 +248,7 @@ def warnings(context: Context) -> Iterator[str]:
         yield f"the last {unreached} rows of the budget are for more than {most} requests: unused"
     if plan.speculates and engine.attention_backend == "fa3":
         yield "engine.attention_backend fa3 fixes one verify width: prefer triton or flashinfer"
+    if plan.speculates and engine.device == "cuda":
+        yield "verify steps run without CUDA graphs: SGLang captures them without the tree mask"
     if context.host.accelerator == "amd" and engine.device == "cuda":
         yield "AMD accelerators have not been tested"

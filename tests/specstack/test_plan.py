@@ -212,9 +212,10 @@ class TestSGLang:
     def test_plain_decoding_names_no_algorithm(self) -> None:
         assert "speculative_algorithm" not in sglang_args(plan("drafter: none\n"))
 
-    def test_an_accelerator_keeps_its_graphs(self) -> None:
+    def test_an_accelerator_keeps_the_graphs_of_its_prefill_alone(self) -> None:
         args = sglang_args(plan(host=GPU))
-        assert not [name for name in args if name.startswith("cuda_graph")]
+        graphs = {name: value for name, value in args.items() if name.startswith("cuda_graph")}
+        assert graphs == {"cuda_graph_backend_decode": "disabled"}
 
     def test_further_arguments_are_added_by_name(self) -> None:
         args = sglang_args(plan("engine: {args: {trust_remote_code: true}}\n"))

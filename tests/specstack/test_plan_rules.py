@@ -46,6 +46,11 @@ CASES: dict[str, tuple[str, HostFacts, dict[str, Any], str]] = {
         "f.yaml:3:43: engine.args.cuda_graph_max_bs_decode: the device is cpu, which has no CUDA"
         " graphs: remove it",
     ),
+    "captured verification": (
+        "engine: {args: {cuda_graph_backend_decode: full}}\n", GPU, {},
+        "f.yaml:3:44: engine.args.cuda_graph_backend_decode: drafter ngram verifies trees, whose"
+        " mask SGLang's captured decode graphs lack: remove it, or set drafter: none",
+    ),
     "a recurrent target": (
         "", GPU, {"is_recurrent": True},
         "f.yaml:2:9: target.model: org/m (LlamaForCausalLM) has layers with a recurrent state,"
@@ -93,6 +98,11 @@ CASES: dict[str, tuple[str, HostFacts, dict[str, Any], str]] = {
         " 16.0 GiB of memory: choose a smaller model, or lower engine.max_total_tokens",
     ),
 }  # fmt: skip
+
+
+WITHOUT_GRAPHS = (
+    "verify steps run without CUDA graphs: SGLang captures them without the tree mask"
+)
 
 
 def make(text: str, host: HostFacts = CPU, **facts: Any) -> Plan:
@@ -157,7 +167,7 @@ def test_all_contradictions_come_at_once() -> None:
     ],
 )
 def test_what_is_allowed(text: str, host: HostFacts, facts: dict[str, Any]) -> None:
-    assert make(text, host, **facts).warnings == ()
+    assert set(make(text, host, **facts).warnings) <= {WITHOUT_GRAPHS}
 
 
 def test_an_unknown_machine_refuses_nothing() -> None:
@@ -171,16 +181,17 @@ def test_an_unknown_machine_refuses_nothing() -> None:
         ("engine: {attention_backend: fa3}\n", GPU, "fa3 fixes one verify width"),
         ("engine: {max_total_tokens: 8191}\n", CPU, "KV cache of 8191 tokens is shorter"),
         ("engine: {max_running_requests: 4}\n", CPU, "the last 2 rows of the budget are for more"),
+        ("", GPU, "verify steps run without CUDA graphs"),
         ("", replace(GPU, accelerator="amd"), "AMD accelerators have not been tested"),
     ],
 )
 def test_warnings(text: str, host: HostFacts, warning: str | None) -> None:
     warnings = make(text, host).warnings
-    assert (
-        [warning in one for one in warnings] == ([True] if warning else [])
-        if warning
-        else (warnings == ())
-    )
+    if warning is None:
+        assert warnings == ()
+    else:
+        assert [one for one in warnings if warning in one]
+        assert len(warnings) <= 2
 
 
 def test_half_precision_on_a_cpu_is_allowed_with_a_warning() -> None:
