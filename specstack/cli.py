@@ -239,6 +239,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     return result if isinstance(result, int) else 0
 
-
-if __name__ == "__main__":
-    sys.exit(main())

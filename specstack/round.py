@@ -23,7 +23,6 @@ from specstack.trees.base import TreeBuilder
 from specstack.types import AcceptResult, DraftProposal, DraftTree, NodeLogits, SamplingTensors
 from specstack.verify.base import VerifyRule
 
-
 MAX_PENDING = 64
 """Rounds whose tokens may wait on the device; the host waits for them when more do."""
 
@@ -91,7 +90,7 @@ class Speculator:
         self._drafter.begin(slot, [*prompt, *output])
 
     def emitted(self, slots: Sequence[int], tokens: Tensor, accept_lens: Tensor) -> None:
-        """Queue emitted tokens ([B, K], [B]) for the drafter. Host sync: every MAX_PENDING rounds."""
+        """Queue emitted tokens ([B, K], [B]). Host sync: once in MAX_PENDING rounds."""
         if len(self._pending) == MAX_PENDING:  # nothing was proposed for long
             self._catch_up()
         self._pending.append(_Emitted(tuple(slots), tokens, accept_lens))

@@ -26,9 +26,7 @@ class TablePolicy:
         if any(row["draft_budget"] < 0 for row in rows):
             raise ValueError("draft_budget must be at least 0 in every row")
         self._budgets = [
-            Budget(
-                row["draft_budget"], f"batch<={row['max_batch']}", row.get("min_survival", 0.0)
-            )
+            Budget(row["draft_budget"], f"batch<={row['max_batch']}", row.get("min_survival", 0.0))
             for row in rows
         ]
         self._beyond = Budget(0, f"batch>{self._max_batches[-1]}")

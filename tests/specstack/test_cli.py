@@ -309,7 +309,7 @@ def test_a_signal_ends_the_process_with_130(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe.yaml"
     os.mkfifo(pipe)
     process = subprocess.Popen(
-        [sys.executable, "-m", "specstack.cli", "check", str(pipe)],
+        [sys.executable, "-m", "specstack", "check", str(pipe)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     writer = os.open(pipe, os.O_WRONLY)  # returns once the command has opened the pipe
@@ -328,7 +328,25 @@ def test_check_starts_quickly() -> None:
     seconds = []
     for _ in range(3):
         start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "specstack.cli", "check", QUICKSTART], check=True,
+        subprocess.run([sys.executable, "-m", "specstack", "check", QUICKSTART], check=True,
                        stdout=subprocess.DEVNULL)  # fmt: skip
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 2
+
+
+def test_an_interrupt_during_the_imports_is_the_systems_own() -> None:
+    script = """
+import builtins, signal, sys
+import specstack.__main__ as entry
+real, seen = builtins.__import__, []
+def spy(name, *args, **kwargs):
+    if name == "specstack.cli":
+        seen.append(signal.getsignal(signal.SIGINT))
+    return real(name, *args, **kwargs)
+builtins.__import__ = spy
+sys.argv = ["specstack", "parts"]
+code = entry.run()
+assert seen[0] == signal.SIG_DFL and code == 0
+assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)

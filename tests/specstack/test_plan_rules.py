@@ -100,9 +100,7 @@ CASES: dict[str, tuple[str, HostFacts, dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-WITHOUT_GRAPHS = (
-    "verify steps run without CUDA graphs: SGLang captures them without the tree mask"
-)
+WITHOUT_GRAPHS = "verify steps run without CUDA graphs: SGLang captures them without the tree mask"
 
 
 def make(text: str, host: HostFacts = CPU, **facts: Any) -> Plan:

@@ -47,7 +47,10 @@ def sample_and_walk(
         node_logits = logits[logit_rows[b]]  # [N, V]
         node_probs = filter_probs(
             node_logits.float(),
-            *(setting[b].expand(len(node_logits)) for setting in (temperature, top_k, top_p, min_p)),
+            *(
+                setting[b].expand(len(node_logits))
+                for setting in (temperature, top_k, top_p, min_p)
+            ),
             use_top_k_top_p=use_top_k_top_p,
         )
         node = 0
