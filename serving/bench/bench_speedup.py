@@ -6,12 +6,14 @@
 Every group of prompts is sent twice in a row, once with the per-request opt-out, so that both
 sides meet the same machine noise; which side goes first alternates. The opt-out decodes one token
 a round.
+`host_share` is the part of a round that is not the target's forward: drafting, building, accepting.
 `--plain` adds a server without any speculative worker, to show what the opt-out costs beside it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import time
 from collections.abc import Sequence
@@ -20,6 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
+import httpx
 from rich.console import Console
 from rich.progress import track
 
@@ -47,6 +50,16 @@ def accept_length(answers: Sequence[Generation]) -> float:
     return sum(len(a.output_ids) - 1 for a in answers) / rounds
 
 
+PHASES = ("draft", "build", "verify", "accept")
+
+
+def phase_seconds(url: str) -> dict[str, float]:
+    """Seconds that all rounds so far have spent in each phase, from the server's metrics."""
+    text = httpx.get(f"{url}/metrics", timeout=30.0).text
+    found = re.findall(r"^specstack_(\w+)_seconds_sum\{.*\} (\S+)$", text, re.MULTILINE)
+    return {phase: sum(float(v) for name, v in found if name == phase) for phase in PHASES}
+
+
 def measure(
     url: str, inputs: list[list[int]], max_tokens: int, concurrency: int, warmup: int = 1
 ) -> dict[str, Any]:
@@ -56,11 +69,16 @@ def measure(
     for group in groups[:warmup]:
         timed(url, group, params, concurrency)
     pairs, answers, identical = [], [], 0
+    spent = dict.fromkeys(PHASES, 0.0)
     for i, group in enumerate(track(groups, f"concurrency {concurrency}", transient=True)):
         sides = {"speculative": params, "plain": {**params, **OPT_OUT}}
         rates: dict[str, tuple[float, list[Generation]]] = {}
         for side in sorted(sides, reverse=bool(i % 2)):
+            before = phase_seconds(url)
             rates[side] = timed(url, group, sides[side], concurrency)
+            if side == "speculative":
+                after = phase_seconds(url)
+                spent = {phase: spent[phase] + after[phase] - before[phase] for phase in PHASES}
         pairs.append((rates["speculative"][0], rates["plain"][0]))
         answers += rates["speculative"][1]
         identical += [a.output_ids for a in rates["speculative"][1]] == [
@@ -77,6 +95,7 @@ def measure(
         "ratio_median": statistics.median(ratios),
         "ratio_min": ratios[0],
         "ratio_max": ratios[-1],
+        "host_share": 1.0 - spent["verify"] / sum(spent.values()),
     }
 
 
