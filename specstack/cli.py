@@ -138,8 +138,8 @@ def explain(file: str, form: str, overrides: tuple[str, ...]) -> None:
         return
     from rich.console import Console
 
-    console = Console()
-    show(explanation, console if console.is_terminal else Console(width=PIPED_WIDTH))
+    console = Console(markup=False)
+    show(explanation, console if console.is_terminal else Console(width=PIPED_WIDTH, markup=False))
 
 
 @cli.command(short_help="Print the JSON Schema of pipeline files.")

@@ -50,7 +50,7 @@ def doctor(form: str, show_all: bool) -> None:
 
 
 def _print(findings: list[Finding], total: int, host: HostFacts) -> None:
-    console = Console()
+    console = Console(markup=False)
     accelerator = "an accelerator" if host.has_accelerator else "no accelerator"
     console.print(
         f"specstack {__version__}, Python {platform.python_version()}, "

@@ -108,7 +108,7 @@ def lossless(
     \b
     specstack lossless dsl/specs/quickstart.yaml --prompts prompts.jsonl --num 100
     """
-    console = Console(stderr=form == "json")
+    console = Console(stderr=form == "json", markup=False)
     try:
         prompts = read_prompts(prompt_file, num)
     except ValueError as error:

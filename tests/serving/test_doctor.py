@@ -76,3 +76,5 @@ def test_a_missing_engine_fails_with_the_way_to_get_it(
     assert run("--format", "json") == 1
     report = json.loads(capsys.readouterr().out)
     assert report["findings"][0]["problem"] == "not installed: pip install 'specstack[serve]'"
+    assert run() == 1
+    assert "specstack[serve]" in capsys.readouterr().out
