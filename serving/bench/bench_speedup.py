@@ -37,7 +37,8 @@ OPT_OUT = {"custom_params": {"specstack": {"speculate": False}}}
 def timed(
     url: str, inputs: Sequence[Sequence[int]], params: dict[str, Any], concurrency: int
 ) -> tuple[float, list[Generation]]:
-    """Tokens per second of one group, and its answers."""
+    """Tokens per second of one group, its prompts processed anew, and its answers."""
+    httpx.post(f"{url}/flush_cache", timeout=30.0)
     started = time.perf_counter()
     answers = generate(url, inputs, params, concurrency=concurrency)
     seconds = time.perf_counter() - started
@@ -63,11 +64,16 @@ def phase_seconds(url: str) -> dict[str, float]:
 def measure(
     url: str, inputs: list[list[int]], max_tokens: int, concurrency: int, warmup: int = 1
 ) -> dict[str, Any]:
-    """Paired medians over groups of `concurrency` prompts."""
-    groups = [inputs[i : i + concurrency] for i in range(0, len(inputs), concurrency)]
+    """Paired medians over groups of prompts.
+
+    With several in flight, a group has four times as many prompts: speculation spreads the
+    requests' ends, and a group without successors would measure its slowest request.
+    """
+    size = concurrency if concurrency == 1 else 4 * concurrency
+    groups = [inputs[i : i + size] for i in range(0, len(inputs), size)]
     params = {"temperature": 0.0, "max_new_tokens": max_tokens}
     for group in groups[:warmup]:
-        timed(url, group, params, concurrency)
+        timed(url, group[:concurrency], params, concurrency)
     pairs, answers, identical = [], [], 0
     spent = dict.fromkeys(PHASES, 0.0)
     for i, group in enumerate(track(groups, f"concurrency {concurrency}", transient=True)):
