@@ -238,4 +238,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         click.echo(f"specstack: {error}", err=True)
         return 1
     return result if isinstance(result, int) else 0
-
