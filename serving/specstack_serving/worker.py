@@ -10,6 +10,7 @@ counts committed KV and excludes the pending bonus token, which is the root of t
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -131,15 +132,14 @@ class SpecstackWorker(sgl.BaseSpecWorker):  # type: ignore[misc]
         """One round over the running requests."""
         slots = _slots(batch)
         budget = self._budget_policy.next(Load(num_running=len(slots)))
-        speculate = [
-            wants_speculation(req.sampling_params.custom_params) and not req.finished()
-            for req in batch.reqs
-        ]
+        wanted = [wants_speculation(req.sampling_params.custom_params) for req in batch.reqs]
+        speculate = [w and not r.finished() for w, r in zip(wanted, batch.reqs, strict=True)]
         target = _BatchTarget(self, batch, slots, publish)
         bonus_tokens = batch.spec_info.bonus_tokens.to(torch.int64)
         outcome = self._speculator.round(slots, bonus_tokens, speculate, budget, target)
         tree, accepted = outcome.tree, outcome.accepted
-        self._exporter.round(outcome.record)
+        # A request that has ended gets no drafts either, but it did not opt out.
+        self._exporter.round(replace(outcome.record, num_opted_out=wanted.count(False)))
         self.speculative_num_draft_tokens = tree.num_draft_tokens
         logits_output = target.logits_output
         if batch.return_logprob:
