@@ -40,10 +40,10 @@ GREEDY: dict[str, dict[str, Any]] = {
     "frequency_penalty": {"frequency_penalty": 0.8},
     "presence_penalty": {"presence_penalty": 0.9},
     "repetition_penalty": {"repetition_penalty": 1.2},
-    "all_penalties": {
+    # Without the scaling one: the engine's order of the two kinds differs from process to process.
+    "additive_penalties": {
         "frequency_penalty": 0.3,
         "presence_penalty": 0.4,
-        "repetition_penalty": 1.1,
         "min_new_tokens": 8,
     },
     "logit_bias": {"logit_bias": {"28": -100.0, "30": 5.0}},
