@@ -92,6 +92,14 @@ SEAMS: dict[str, Seam] = {
         "sglang.srt.layers.rotary_embedding.rope_variant:Llama3RotaryEmbedding"
     ),
     "LinearBase": Seam("sglang.srt.layers.linear:LinearBase"),
+    "LlamaModel": Seam(
+        "sglang.srt.models.llama:LlamaModel",
+        members=("forward", "embed_tokens", "layers", "norm", "layers_to_capture"),
+    ),
+    "LlamaDecoderLayer": Seam(
+        "sglang.srt.models.llama:LlamaDecoderLayer",
+        members=("self_attn", "mlp", "input_layernorm", "post_attention_layernorm"),
+    ),
     "UnquantizedLinearMethod": Seam(
         "sglang.srt.layers.quantization.unquant:UnquantizedLinearMethod",
         members=("create_weights", "apply"),

@@ -5,8 +5,8 @@ The slots to gather and the mask depend on the batch only, so they are built onc
 become additional query rows of it: nothing is expanded.
 
 Letters: B requests, N query tokens per request (1 in decode, the tree's nodes in verification),
-b requests of one bucket, L its longest context, H KV heads, G query heads per KV head,
-D head size, T packed tokens.
+b requests of one bucket, n its query rows per request, L its longest context, H KV heads,
+G query heads per KV head, D head size, T packed tokens.
 """
 
 from __future__ import annotations
@@ -20,26 +20,30 @@ from torch import Tensor
 from torch.nn.functional import embedding, scaled_dot_product_attention
 
 # A bucket more costs one gather and one attention call per layer, about as much as this many
-# context tokens.
+# context tokens of one request.
 BUCKET_COST_TOKENS = 300
+# What a further query row costs per context token, against gathering and attending with one.
+ROW_COST = 0.1
 # Rows of a prefill chunk per attention call: bounds the mask and skips what no row can see.
 EXTEND_BLOCK = 512
 
 
 @dataclass
 class Bucket:
-    """Requests of similar length that share one gather and one attention call per layer."""
+    """Similar requests that share one gather and one attention call per layer."""
 
     requests: Int[Tensor, " b"] | None
     """Their positions in the batch; None when the bucket is the whole batch in order."""
+    num_rows: int
+    """Query rows of each (n): the first n of the window, beyond which all of theirs are dead."""
     slots: slice | Int[Tensor, "b L"]
     """KV rows to read; a slice, which needs no gather, where one request's rows are contiguous."""
-    mask: Float[Tensor, "b 1 N L"] | None
+    mask: Float[Tensor, "b 1 n L"] | None
     """0 where visible and -inf elsewhere; None when every request sees all of its L rows."""
     _grouped: dict[int, Tensor] = field(default_factory=dict)
 
     def grouped_mask(self, group: int) -> Tensor | None:
-        """The mask for G * N query rows per KV head, G slowest."""
+        """The mask for G * n query rows per KV head, G slowest."""
         if self.mask is None or self.mask.shape[2] == 1 or group == 1:
             return self.mask
         if group not in self._grouped:
@@ -58,9 +62,20 @@ class Extension:
     """KV rows of prefix and chunk; None without a prefix, when the layer's k and v suffice."""
 
 
-def split_by_length(lengths: Sequence[int]) -> list[list[int]]:
-    """Group requests, longest first; a group ends where padding would cost more than a call."""
-    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+def split_requests(lengths: Sequence[int], num_nodes: Sequence[int]) -> list[list[int]]:
+    """Group requests so that neither long contexts nor wide trees are padding for many others."""
+    everyone = range(len(lengths))
+    roots = [i for i in everyone if num_nodes[i] == 1]
+    saved = ROW_COST * (max(num_nodes) - 1) * sum(lengths[i] for i in roots)
+    if len(roots) == len(lengths) or saved <= BUCKET_COST_TOKENS:
+        return _split_by_length(lengths, everyone)
+    trees = [i for i in everyone if num_nodes[i] > 1]
+    return _split_by_length(lengths, roots) + _split_by_length(lengths, trees)
+
+
+def _split_by_length(lengths: Sequence[int], requests: Sequence[int]) -> list[list[int]]:
+    """Longest first; a group ends where padding would cost more than a call."""
+    order = sorted(requests, key=lambda i: -lengths[i])
     buckets: list[list[int]] = []
     longest = 0
     for position, request in enumerate(order):
@@ -85,22 +100,22 @@ def plan_window(
     req_pool_indices: Int[Tensor, " B"],
     seq_lens: Int[Tensor, " B"],
     tree_mask: Bool[Tensor, "B N N"] | None,
-    num_window: int,
+    num_nodes: Sequence[int],
 ) -> list[Bucket]:
-    """Buckets for N tokens per request behind `seq_lens` committed ones.
+    """Buckets for each request's first `num_nodes` tokens behind `seq_lens` committed ones.
 
     `tree_mask` None means the causal chain.
     """
     rows, committed = req_pool_indices.long(), seq_lens.long()
-    groups = split_by_length(committed.tolist())
+    groups = split_requests(committed.tolist(), num_nodes)
     if len(groups) == 1:
-        return [_plan_bucket(req_to_token, None, rows, committed, tree_mask, num_window)]
+        return [_plan_bucket(req_to_token, None, rows, committed, tree_mask, max(num_nodes))]
     buckets = []
     for group in groups:
-        index = torch.tensor(group)
-        trees = None if tree_mask is None else tree_mask[index]
+        index, width = torch.tensor(group), max(num_nodes[i] for i in group)
+        trees = None if tree_mask is None else tree_mask[index, :width, :width]
         buckets.append(
-            _plan_bucket(req_to_token, index, rows[index], committed[index], trees, num_window)
+            _plan_bucket(req_to_token, index, rows[index], committed[index], trees, width)
         )
     return buckets
 
@@ -110,35 +125,36 @@ def _plan_bucket(
     requests: Int[Tensor, " b"] | None,
     rows: Int[Tensor, " b"],
     seq_lens: Int[Tensor, " b"],
-    tree_mask: Bool[Tensor, "b N N"] | None,
-    num_window: int,
+    tree_mask: Bool[Tensor, "b n n"] | None,
+    num_rows: int,
 ) -> Bucket:
-    lengths = seq_lens + num_window
+    lengths = seq_lens + num_rows
     longest = int(lengths.max())
     slots = req_to_token[rows, :longest].long()  # [b, L]
     mask = None
-    if num_window > 1 or int(lengths.min()) < longest:
-        mask = window_mask(seq_lens, tree_mask, num_window, longest)
+    if num_rows > 1 or int(lengths.min()) < longest:
+        mask = window_mask(seq_lens, tree_mask, num_rows, longest)
     if rows.numel() == 1:
         found = contiguous(slots[0])
-        return Bucket(requests, found if isinstance(found, slice) else slots, mask)
+        return Bucket(requests, num_rows, found if isinstance(found, slice) else slots, mask)
     # Slot 0 is SGLang's own padding and stays finite; stale entries may point at anything.
-    return Bucket(requests, slots.masked_fill_(torch.arange(longest) >= lengths[:, None], 0), mask)
+    padding = torch.arange(longest) >= lengths[:, None]
+    return Bucket(requests, num_rows, slots.masked_fill_(padding, 0), mask)
 
 
 def window_mask(
     seq_lens: Int[Tensor, " b"],
-    tree_mask: Bool[Tensor, "b N N"] | None,
-    num_window: int,
+    tree_mask: Bool[Tensor, "b n n"] | None,
+    num_rows: int,
     longest: int,
-) -> Float[Tensor, "b 1 N L"]:
+) -> Float[Tensor, "b 1 n L"]:
     """Every node sees the committed tokens and, within the window, what the tree lets it see."""
-    shape = (seq_lens.numel(), num_window, longest)
-    visible = (torch.arange(longest) < seq_lens[:, None])[:, None, :].repeat(1, num_window, 1)
+    shape = (seq_lens.numel(), num_rows, longest)
+    visible = (torch.arange(longest) < seq_lens[:, None])[:, None, :].repeat(1, num_rows, 1)
     if tree_mask is None:
-        tree_mask = torch.ones(num_window, num_window, dtype=torch.bool).tril()
-    columns = (seq_lens[:, None] + torch.arange(num_window))[:, None, :]
-    trees = tree_mask.expand(shape[0], num_window, num_window)
+        tree_mask = torch.ones(num_rows, num_rows, dtype=torch.bool).tril()
+    columns = (seq_lens[:, None] + torch.arange(num_rows))[:, None, :]
+    trees = tree_mask.expand(shape[0], num_rows, num_rows)
     visible.scatter_(2, columns.expand(trees.shape), trees)
     return torch.zeros(shape).masked_fill_(~visible, float("-inf"))[:, None]
 
@@ -165,12 +181,12 @@ def attend_window(
     v_buffer: Float[Tensor, "S H D"],
     scale: float,
 ) -> Float[Tensor, "B N H G D"]:
-    """Attention of every bucket; one call each."""
+    """Attention of every bucket, one call each; dead rows are left undefined."""
     out = None if buckets[0].requests is None else torch.empty_like(q)
     for bucket in buckets:
-        queries = q if bucket.requests is None else q[bucket.requests]
-        size, num_window, heads, group, dim = queries.shape
-        rows = queries.permute(0, 2, 3, 1, 4).reshape(size, heads, group * num_window, dim)
+        queries = q if bucket.requests is None else q[bucket.requests, : bucket.num_rows]
+        size, num_rows, heads, group, dim = queries.shape
+        rows = queries.permute(0, 2, 3, 1, 4).reshape(size, heads, group * num_rows, dim)
         result = scaled_dot_product_attention(
             rows,
             read_rows(k_buffer, bucket.slots, size).transpose(1, 2),
@@ -178,11 +194,11 @@ def attend_window(
             attn_mask=bucket.grouped_mask(group),
             scale=scale,
         )
-        result = result.view(size, heads, group, num_window, dim).permute(0, 3, 1, 2, 4)
+        result = result.view(size, heads, group, num_rows, dim).permute(0, 3, 1, 2, 4)
         if bucket.requests is None:
             return result
         assert out is not None
-        out[bucket.requests] = result
+        out[bucket.requests, : bucket.num_rows] = result
     assert out is not None
     return out
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from specstack_serving import sglang_compat as sgl
@@ -51,7 +52,9 @@ class CpuAttentionBackend(sgl.AttentionBackend):  # type: ignore[misc]
         if mode.is_decode():
             # Here, unlike in verification, seq_lens counts the token being decoded.
             self._num_window, self._computed = 1, None
-            self._buckets = plan_window(table, rows, forward_batch.seq_lens - 1, None, 1)
+            self._buckets = plan_window(
+                table, rows, forward_batch.seq_lens - 1, None, [1] * len(rows)
+            )
         elif mode.is_target_verify():
             self._plan_verify(forward_batch)
         else:
@@ -73,12 +76,16 @@ class CpuAttentionBackend(sgl.AttentionBackend):  # type: ignore[misc]
             tree_mask = tree_mask.view(size, num_window, num_window).bool()
         self._num_window, self._num_nodes = num_window, size * num_window
         self._computed = getattr(spec_info, "computed_nodes", None)
+        num_nodes = [num_window] * size
+        if self._computed is not None:
+            owners = self._computed.div(num_window, rounding_mode="floor")
+            num_nodes = torch.bincount(owners, minlength=size).tolist()
         self._buckets = plan_window(
             self.req_to_token_pool.req_to_token,
             forward_batch.req_pool_indices,
             forward_batch.seq_lens,
             tree_mask,
-            num_window,
+            num_nodes,
         )
 
     def forward_decode(

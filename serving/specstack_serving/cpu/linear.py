@@ -45,13 +45,13 @@ class PackedLinearMethod(sgl.UnquantizedLinearMethod):  # type: ignore[misc]
     """Replaces `UnquantizedLinearMethod` on one layer and takes over its weight."""
 
     def __init__(self, layer: Any) -> None:
-        self._packed = PackedWeight(layer.weight)
+        self.packed = PackedWeight(layer.weight)
         # Keeps shape and dtype for code that looks at them and frees the values: a reader gets
         # NaN, a writer (a weight update) an error, instead of something stale.
         layer.weight.data = torch.full((1, 1), float("nan")).expand(layer.weight.shape)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return self._packed(x, bias)
+        return self.packed(x, bias)
 
 
 class PackedHeadMethod(sgl.UnquantizedEmbeddingMethod):  # type: ignore[misc]
@@ -61,10 +61,10 @@ class PackedHeadMethod(sgl.UnquantizedEmbeddingMethod):  # type: ignore[misc]
     """
 
     def __init__(self, layer: Any) -> None:
-        self._packed = PackedWeight(layer.weight)
+        self.packed = PackedWeight(layer.weight)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        return self._packed(x, bias)
+        return self.packed(x, bias)
 
 
 def pack_linears(model: nn.Module) -> int:

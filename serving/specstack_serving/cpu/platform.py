@@ -62,8 +62,10 @@ class SpecstackCpuPlatform(sgl.CpuDeviceMixin, sgl.SRTPlatform):  # type: ignore
 
     def post_load_model(self, model: nn.Module) -> None:
         from specstack_serving.cpu.linear import pack_linears
+        from specstack_serving.cpu.llama import straighten
 
         pack_linears(model)
+        straighten(model)
 
 
 def share_cores(num_ranks: int) -> None:

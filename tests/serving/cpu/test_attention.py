@@ -15,7 +15,7 @@ from specstack_serving.cpu.attention import (
     attend_window,
     plan_extend,
     plan_window,
-    split_by_length,
+    split_requests,
 )
 
 HEADS, DIM, SCALE = 3, 16, 0.3
@@ -58,8 +58,15 @@ class Pool:
         slots = self.table[self.rows[index], :length].long()
         return self.k[slots], self.v[slots]
 
-    def attend(self, q: Tensor, seq_lens: Tensor, trees: Tensor | None) -> Tensor:
-        plan = plan_window(self.table, self.rows, seq_lens, trees, q.shape[1])
+    def attend(
+        self,
+        q: Tensor,
+        seq_lens: Tensor,
+        trees: Tensor | None,
+        num_nodes: list[int] | None = None,
+    ) -> Tensor:
+        num_nodes = num_nodes or [q.shape[1]] * len(q)
+        plan = plan_window(self.table, self.rows, seq_lens, trees, num_nodes)
         return attend_window(plan, q, self.k, self.v, SCALE)
 
 
@@ -162,12 +169,37 @@ def test_prefill_with_and_without_prefix_equals_the_reference(
 def test_contiguous_slots_are_read_without_a_gather() -> None:
     table = torch.zeros(2, 64, dtype=torch.int32)
     table[1, :20] = torch.arange(100, 120)
-    (bucket,) = plan_window(table, torch.tensor([1]), torch.tensor([19]), None, 1)
+    (bucket,) = plan_window(table, torch.tensor([1]), torch.tensor([19]), None, [1])
     assert bucket.slots == slice(100, 120)
     assert bucket.mask is None
 
 
 def test_buckets_hold_every_request_once_and_split_only_where_it_pays() -> None:
-    assert split_by_length([5, 5, 6, 4]) == [[2, 0, 1, 3]]
-    buckets = split_by_length([30, 2000, 1990, 25, 28, 31])
-    assert buckets == [[1, 2], [5, 0, 4, 3]]
+    assert split_requests([5, 5, 6, 4], [1] * 4) == [[2, 0, 1, 3]]
+    lengths = [30, 2000, 1990, 25, 28, 31]
+    assert split_requests(lengths, [3] * 6) == [[1, 2], [5, 0, 4, 3]]
+    assert split_requests([200, 300, 210, 250], [1, 8, 1, 1]) == [[3, 2, 0], [1]]
+    assert split_requests([20, 30, 21, 25], [1, 8, 1, 1]) == [[1, 3, 2, 0]]  # too short to pay
+    assert split_requests([200, 300], [1, 2]) == [[1, 0]]  # a narrow tree
+
+
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("num_nodes", [[1, 7, 1, 1, 4], [1, 2, 7, 1, 1], [7, 7, 7, 7, 7]])
+def test_dead_rows_are_neither_computed_nor_seen(group: int, num_nodes: list[int]) -> None:
+    torch.manual_seed(3)
+    lengths, num_window = [400, 380, 390, 20, 410], 7
+    pool = Pool([n + num_window for n in lengths], 1)
+    q = torch.randn(len(lengths), num_window, HEADS, group, DIM)
+    trees = torch.stack([random_tree(num_window) for _ in lengths])
+    for i, live in enumerate(num_nodes):
+        q[i, live:] = math.nan
+        dead = pool.table[pool.rows[i], lengths[i] + live : lengths[i] + num_window].long()
+        pool.k[dead] = pool.v[dead] = 0.0  # masked, but read: finite, like SGLang's own
+        trees[i, :live, live:] = False
+    out = pool.attend(q, torch.tensor(lengths), trees, num_nodes)
+    for i, (length, live) in enumerate(zip(lengths, num_nodes, strict=True)):
+        visible = torch.cat(
+            [torch.ones(live, length, dtype=torch.bool), trees[i, :live, :live]], dim=1
+        )
+        expected = reference(q[i, :live], *pool.request(i, length + live), visible)
+        torch.testing.assert_close(out[i, :live].double(), expected, atol=1e-5, rtol=0)
