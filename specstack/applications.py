@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -17,6 +17,8 @@ class Application(NamedTuple):
     """`module:function` of a click command."""
     summary: str
     """Shown by `specstack --help`, which does not import the command."""
+    extra: str = "serve"
+    """The optional dependencies of specstack that it needs."""
 
 
 APPLICATIONS = {
@@ -29,7 +31,28 @@ APPLICATIONS = {
         "Compare a pipeline with plain decoding, token by token.",
     ),
     "models": Application("specstack.models.cli:models", "List and get packaged models."),
+    "draft": Application(
+        "specstack.training.cli:draft", "Make draft heads: the target's answers.", extra="train"
+    ),
 }
+
+PIPELINE_SERVER = "specstack_serving.launch:pipeline_server"
+"""(pipeline file, overrides) -> context manager of the base URL of a server of it."""
+
+
+def load(target: str, *, needed_by: str, extra: str) -> Any:
+    """Import what `module:name` names.
+
+    Raises:
+        click.ClickException: a package is missing; names the optional dependencies to install.
+    """
+    module, _, name = target.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        raise click.ClickException(
+            f"{needed_by} needs the Python package {error.name!r}: pip install 'specstack[{extra}]'"
+        ) from error
 
 
 class LazyGroup(click.Group):
@@ -41,14 +64,10 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in APPLICATIONS:
             return super().get_command(ctx, cmd_name)
-        module, _, function = APPLICATIONS[cmd_name].target.partition(":")
-        try:
-            command: click.Command = getattr(import_module(module), function)
-        except ModuleNotFoundError as error:
-            raise click.ClickException(
-                f"{cmd_name} needs the Python package {error.name!r}:"
-                " pip install 'specstack[serve]'"
-            ) from error
+        application = APPLICATIONS[cmd_name]
+        command: click.Command = load(
+            application.target, needed_by=cmd_name, extra=application.extra
+        )
         return command
 
     def resolve_command(

@@ -26,7 +26,8 @@ import httpx
 from rich.console import Console
 from rich.progress import track
 
-from specstack_serving.generate import Generation, chat_ids, generate, read_prompts
+from specstack.prompts import read_prompts
+from specstack_serving.generate import Generation, chat_ids, generate
 from specstack_serving.launch import free_port, running_server
 from specstack_serving.lossless import PLAIN
 from specstack_serving.main import prepare

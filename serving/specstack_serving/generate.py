@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
 
-
-@dataclass(frozen=True)
-class Prompt:
-    """One prompt of a JSONL file."""
-
-    id: str
-    text: str
+from specstack.prompts import Prompt
 
 
 @dataclass(frozen=True)
@@ -32,45 +24,14 @@ class RequestRefused(RuntimeError):
     """A request was answered with an error; the text is the code and the server's words."""
 
 
-def read_prompts(path: Path, num: int | None = None) -> list[Prompt]:
-    """Read lines with `id` and `turns` (the first one is used) or `prompt`.
-
-    Raises:
-        ValueError: a line is not such an object; names the line.
-    """
-    prompts: list[Prompt] = []
-    # Not splitlines: JSON strings may hold U+2028 and other characters that it splits at.
-    for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
-        if num is not None and len(prompts) == num:
-            break
-        if not line.strip():
-            continue
-        try:
-            prompts.append(_prompt(json.loads(line.decode()), number))
-        except (ValueError, LookupError, TypeError) as error:
-            raise ValueError(
-                f"{path}:{number}: expected an object with `turns` or `prompt`: {error!r}"
-            ) from None
-    if not prompts:
-        raise ValueError(f"{path}: no prompts")
-    return prompts
-
-
-def _prompt(record: Any, number: int) -> Prompt:
-    text = record["turns"][0] if "turns" in record else record["prompt"]
-    if not isinstance(text, str) or ("turns" in record and not isinstance(record["turns"], list)):
-        raise TypeError(f"the prompt is {text!r}")
-    return Prompt(str(record.get("id", number)), text)
-
-
 def chat_ids(model_folder: str, prompts: Sequence[Prompt]) -> list[list[int]]:
-    """Render each prompt as a single user turn and tokenise it with the model's template."""
+    """Render each prompt and tokenise it with the model's template."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     rendered = [
         tokenizer.apply_chat_template(
-            [{"role": "user", "content": p.text}], tokenize=False, add_generation_prompt=True
+            [m.as_data() for m in p.messages], tokenize=False, add_generation_prompt=True
         )
         for p in prompts
     ]

@@ -6,16 +6,19 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import click
 import httpx
 
 from specstack.plan import Plan
 from specstack_serving.address import base_url
 from specstack_serving.carrier import PLAN_VARIABLE
+from specstack_serving.main import prepare
 from specstack_serving.supervisor import PARENT_VARIABLE, engine_command
 
 _SUPERVISE = """
@@ -59,6 +62,22 @@ def running_server(
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait()
+
+
+@contextmanager
+def pipeline_server(pipeline: Path, overrides: tuple[str, ...]) -> Iterator[str]:
+    """Serve a pipeline file for the length of a block; for the commands of other packages.
+
+    Raises:
+        SpecError, PlanError, ModelError, ClickException: it cannot be served.
+    """
+    plan = prepare(pipeline, overrides)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        try:
+            url = stack.enter_context(running_server(plan, Path(folder, "server.log")))
+        except ServerFailed as error:
+            raise click.ClickException(str(error)) from None
+        yield url
 
 
 def free_port() -> int:

@@ -23,12 +23,12 @@ from rich.progress import Progress
 from rich.table import Table
 
 from specstack.plan import Plan
+from specstack.prompts import read_prompts
 from specstack_serving.generate import (
     Generation,
     RequestRefused,
     chat_ids,
     generate,
-    read_prompts,
 )
 from specstack_serving.launch import ServerFailed, running_server
 from specstack_serving.main import prepare

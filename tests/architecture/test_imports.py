@@ -27,10 +27,13 @@ TORCH_FREE_MODULES = [
     "specstack.hf_config",
     "specstack.locate",
     "specstack.memory",
+    "specstack.models.heads.config",
     "specstack.parts_help",
     "specstack.plan",
     "specstack.plan_rules",
+    "specstack.prompts",
     "specstack.resolve",
+    "specstack.training.cli",
     *(
         f"{package.__name__}.{module.name}"
         for package in TORCH_FREE_PACKAGES
@@ -93,10 +96,24 @@ PLANNING_FILES = (
     "hf_config",
     "locate",
     "memory",
+    "models/heads/config",
+    "models/heads/errors",
     "parts_help",
     "plan",
     "plan_rules",
+    "prompts",
     "resolve",
+)
+PACKAGES = ("budget", "metrics", "models", "models/heads", "training")
+ANSWER_FILES = (
+    "answer_file",
+    "answers",
+    "answers_meta",
+    "chat_client",
+    "cli",
+    "progress",
+    "regenerate",
+    "regenerate_job",
 )
 
 
@@ -110,6 +127,9 @@ PLANNING_FILES = (
         ("specstack/x.py", "import specstack_serving", "the framework does not know its"),
         ("specstack/plan.py", "import torch", "planning needs neither torch nor the engine"),
         ("specstack/budget/x.py", "import specstack.heavy", "planning needs neither torch"),
+        ("specstack/models/heads/config.py", "import torch", "planning needs neither torch"),
+        ("specstack/training/answers.py", "import torch", "answers are regenerated without"),
+        ("specstack_serving/x.py", "import specstack.training", "serving does not train"),
     ],
 )
 def test_an_import_across_layers_is_noticed(
@@ -117,8 +137,9 @@ def test_an_import_across_layers_is_noticed(
 ) -> None:
     """Control: a copy of the layout with one wrong import."""
     modules = ["specstack_dsl/", "specstack_kernels/", "specstack/", "specstack_serving/"]
-    modules += [f"specstack/{name}/" for name in ("budget", "metrics")]
+    modules += [f"specstack/{name}/" for name in PACKAGES]
     modules += [f"specstack/{name}.py" for name in PLANNING_FILES]
+    modules += [f"specstack/training/{name}.py" for name in ANSWER_FILES]
     for module in modules:
         path = tmp_path / (f"{module}__init__.py" if module.endswith("/") else module)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from specstack_serving.generate import read_prompts
+from specstack.prompts import read_prompts
 
 PROMPTS = Path(__file__).parent / "data" / "prompts.jsonl"
 

@@ -7,13 +7,17 @@ import re
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from cases import CODE, REPEAT, STORY, body
+from cases import CODE, PROMPTS, REPEAT, STORY, body
 from harness import Serve
+
+from specstack.cli import main
+from specstack.training.answers import read_answers
 
 MODEL = "smollm2-135m-instruct"
 
@@ -190,6 +194,28 @@ def test_aborted_requests_free_their_slots(url: str) -> None:
         time.sleep(0.5)
     assert load["num_running_reqs"] == 0
     assert generate(url, CODE, {"max_new_tokens": 8})["meta_info"]["completion_tokens"] == 8
+
+
+def test_regenerated_answers_are_what_the_target_emits(url: str, tmp_path: Path) -> None:
+    """Text and ids: the prompt through the server's chat template, and the greedy continuation."""
+    out = tmp_path / "answers.jsonl"
+    options = ["--url", f"{url}/v1", "--num", "4", "--max-tokens", "48", "--concurrency", "1"]
+    assert main(["draft", "regenerate", str(PROMPTS), "-o", str(out), *options]) == 0
+    answers = list(read_answers(out))
+    assert len(answers) == 4
+    for answer in answers:
+        assert answer.input_ids is not None
+        assert answer.output_ids is not None
+        prompt, text = (message["content"] for message in answer.messages)
+        native = generate(url, prompt, {"max_new_tokens": 48})
+        assert list(answer.output_ids) == native["output_ids"]
+        assert answer.completion_tokens == len(answer.output_ids)
+        assert answer.prompt_tokens == len(answer.input_ids)
+        assert answer.prompt_tokens == native["meta_info"]["prompt_tokens"]
+        assert text == native["text"]
+    meta = json.loads((tmp_path / "answers.meta.json").read_text())
+    assert meta["settings"]["model"] == MODEL
+    assert meta["runs"][0]["server"]["specstack"]["drafter"] == "ngram"
 
 
 def test_an_empty_batch_of_odd_bodies_is_survived(url: str) -> None:

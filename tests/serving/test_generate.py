@@ -1,4 +1,4 @@
-"""Reading prompts, and a client that keeps as many requests in flight as asked."""
+"""A client that keeps as many requests in flight as asked."""
 
 from __future__ import annotations
 
@@ -6,65 +6,12 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
 
-from specstack_serving.generate import Prompt, RequestRefused, generate, read_prompts
+from specstack_serving.generate import RequestRefused, generate
 from specstack_serving.launch import free_port
-
-
-@pytest.mark.parametrize(
-    ("line", "found"),
-    [
-        (b"{", "JSONDecodeError"),
-        (b"[1]", "TypeError"),
-        (b'"prompt"', "TypeError"),
-        (b"null", "TypeError"),
-        (b'{"text": "x"}', "KeyError('prompt')"),
-        (b'{"turns": []}', "IndexError"),
-        (b'{"turns": "x"}', "TypeError"),
-        (b'{"prompt": 5}', "the prompt is 5"),
-        (b'{"prompt": "\xff"}', "UnicodeDecodeError"),
-    ],
-)
-def test_a_line_that_is_no_prompt_is_named(tmp_path: Path, line: bytes, found: str) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_bytes(b'{"prompt": "fine"}\n\n' + line + b"\n")
-    with pytest.raises(ValueError, match="expected an object with `turns` or `prompt`") as error:
-        read_prompts(path)
-    assert str(error.value).startswith(f"{path}:3: ")
-    assert found in str(error.value)
-
-
-@pytest.mark.parametrize("content", ["", "\n  \n"])
-def test_a_file_without_prompts_is_refused(tmp_path: Path, content: str) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_text(content)
-    with pytest.raises(ValueError, match="no prompts"):
-        read_prompts(path)
-
-
-def test_the_first_turn_or_the_prompt_is_read_and_lines_are_the_default_names(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_bytes(b'{"id": 7, "turns": ["a", "b"]}\r\n\n{"prompt": "c"}')
-    assert read_prompts(path) == [Prompt("7", "a"), Prompt("3", "c")]
-
-
-def test_characters_that_some_take_for_line_ends_stay_in_their_prompt(tmp_path: Path) -> None:
-    text = "one\u2028two\u0085three\x0cfour"
-    path = tmp_path / "p.jsonl"
-    path.write_text(json.dumps({"prompt": text}, ensure_ascii=False) + "\n", encoding="utf-8")
-    assert read_prompts(path) == [Prompt("1", text)]
-
-
-def test_lines_beyond_the_wanted_number_are_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "p.jsonl"
-    path.write_text('{"prompt": "x"}\nnot json\n')
-    assert len(read_prompts(path, num=1)) == 1
 
 
 class Stub:

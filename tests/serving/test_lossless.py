@@ -198,5 +198,8 @@ def test_bad_prompts_are_refused_before_any_server(
     path = tmp_path / "bad.jsonl"
     path.write_text('{"prompt": "x"}\n{}\n')
     assert run(path) == 1
-    assert f"{path}:2: expected an object with `turns` or `prompt`" in capsys.readouterr().err
+    assert (
+        f"{path}:2: expected an object with `messages`, `turns` or `prompt`"
+        in capsys.readouterr().err
+    )
     assert answers["order"] == []
