@@ -2,7 +2,7 @@
 
 Other modules of this package write `from specstack_serving import sglang_compat as sgl` and use
 `sgl.ForwardMode`; the import happens at first use, because platform plug-ins load in the middle
-of SGLang's own start. `sglang_contract` checks the table against a source tree without importing
+of SGLang's own start. `contract` checks the table against a source tree without importing
 it: names, parameters, members. The version is pinned; a changed surface fails there, by name.
 """
 
