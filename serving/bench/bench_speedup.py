@@ -35,10 +35,27 @@ from specstack_serving.main import prepare
 OPT_OUT = {"custom_params": {"specstack": {"speculate": False}}}
 
 
+def lengths(num: int, mean: int) -> list[int]:
+    """Answer lengths spread evenly over half to one and a half times `mean`, in a fixed order.
+
+    With one length for all, requests that start together end together for ever: plain decoding
+    would run in lockstep and have its prompts processed in batches, as real traffic never has.
+    """
+    return [round(mean * (0.5 + (i * 0.6180339887) % 1.0)) for i in range(num)]
+
+
 def timed(
-    url: str, inputs: Sequence[Sequence[int]], params: dict[str, Any], concurrency: int
+    url: str,
+    inputs: Sequence[Sequence[int]],
+    mean_tokens: int,
+    concurrency: int,
+    extra: dict[str, Any],
 ) -> tuple[float, list[Generation]]:
     """Tokens per second of one group, its prompts processed anew, and its answers."""
+    params = [
+        {"temperature": 0.0, "max_new_tokens": length, **extra}
+        for length in lengths(len(inputs), mean_tokens)
+    ]
     httpx.post(f"{url}/flush_cache", timeout=30.0)
     started = time.perf_counter()
     answers = generate(url, inputs, params, concurrency=concurrency)
@@ -62,27 +79,31 @@ def phase_seconds(url: str) -> dict[str, float]:
     return {phase: sum(float(v) for name, v in found if name == phase) for phase in PHASES}
 
 
+def grouped(inputs: list[list[int]], concurrency: int) -> list[list[list[int]]]:
+    """Prompts that are timed together.
+
+    With several in flight, a group has four times as many: speculation spreads the requests'
+    ends, and a group without successors would measure its slowest request.
+    """
+    size = concurrency if concurrency == 1 else 4 * concurrency
+    return [inputs[i : i + size] for i in range(0, len(inputs), size)]
+
+
 def measure(
     url: str, inputs: list[list[int]], max_tokens: int, concurrency: int, warmup: int = 1
 ) -> dict[str, Any]:
-    """Paired medians over groups of prompts.
-
-    With several in flight, a group has four times as many prompts: speculation spreads the
-    requests' ends, and a group without successors would measure its slowest request.
-    """
-    size = concurrency if concurrency == 1 else 4 * concurrency
-    groups = [inputs[i : i + size] for i in range(0, len(inputs), size)]
-    params = {"temperature": 0.0, "max_new_tokens": max_tokens}
+    """Paired medians over groups of prompts."""
+    groups = grouped(inputs, concurrency)
     for group in groups[:warmup]:
-        timed(url, group[:concurrency], params, concurrency)
+        timed(url, group[:concurrency], max_tokens, concurrency, {})
     pairs, answers, identical = [], [], 0
     spent = dict.fromkeys(PHASES, 0.0)
     for i, group in enumerate(track(groups, f"concurrency {concurrency}", transient=True)):
-        sides = {"speculative": params, "plain": {**params, **OPT_OUT}}
+        sides = {"speculative": {}, "plain": OPT_OUT}
         rates: dict[str, tuple[float, list[Generation]]] = {}
         for side in sorted(sides, reverse=bool(i % 2)):
             before = phase_seconds(url)
-            rates[side] = timed(url, group, sides[side], concurrency)
+            rates[side] = timed(url, group, max_tokens, concurrency, sides[side])
             if side == "speculative":
                 after = phase_seconds(url)
                 spent = {phase: spent[phase] + after[phase] - before[phase] for phase in PHASES}
@@ -110,7 +131,7 @@ def measure(
 @click.argument("pipeline", type=click.Path(path_type=Path))
 @click.option("--prompts", required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--num", default=None, type=int, help="Use the first NUM prompts.")
-@click.option("--max-tokens", default=128, show_default=True)
+@click.option("--max-tokens", default=128, show_default=True, help="Mean length of the answers.")
 @click.option("--concurrency", "levels", multiple=True, type=int, default=(1,), show_default=True)
 @click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE")
 @click.option("--plain", is_flag=True, help="Measure a plain server as well.")
@@ -136,12 +157,11 @@ def main(
                 console.print(results["speculative"][-1])
         if plain:
             plain_plan = prepare(pipeline, (*overrides, port, *PLAIN))
-            params = {"temperature": 0.0, "max_new_tokens": max_tokens}
             with running_server(plain_plan, Path(folder, "log")) as url:
                 for level in levels:
-                    timed(url, inputs[:level], params, level)
-                    groups = [inputs[i : i + level] for i in range(0, len(inputs), level)]
-                    rates = [timed(url, group, params, level)[0] for group in groups]
+                    timed(url, inputs[:level], max_tokens, level, {})
+                    groups = grouped(inputs, level)
+                    rates = [timed(url, group, max_tokens, level, {})[0] for group in groups]
                     results[f"plain_server_c{level}"] = statistics.median(rates)
     click.echo(json.dumps(results, indent=2))
 

@@ -41,7 +41,7 @@ def chat_ids(model_folder: str, prompts: Sequence[Prompt]) -> list[list[int]]:
 def generate(
     url: str,
     inputs: Sequence[Sequence[int]],
-    sampling_params: dict[str, Any],
+    sampling_params: dict[str, Any] | Sequence[dict[str, Any]],
     *,
     concurrency: int,
     on_done: Callable[[], None] = lambda: None,
@@ -49,17 +49,21 @@ def generate(
 ) -> list[Generation]:
     """Send every input, `concurrency` at a time; answers in the order of the inputs.
 
+    Args:
+        sampling_params: of all inputs, or one for each.
+
     Raises:
         RequestRefused: the server refused one; the others are given up.
         httpx.TransportError: the server is gone.
     """
-    return asyncio.run(_generate(url, inputs, sampling_params, concurrency, on_done, request))
+    each = [sampling_params] * len(inputs) if isinstance(sampling_params, dict) else sampling_params
+    return asyncio.run(_generate(url, inputs, each, concurrency, on_done, request))
 
 
 async def _generate(
     url: str,
     inputs: Sequence[Sequence[int]],
-    sampling_params: dict[str, Any],
+    sampling_params: Sequence[dict[str, Any]],
     concurrency: int,
     on_done: Callable[[], None],
     request: dict[str, Any],
@@ -70,8 +74,8 @@ async def _generate(
         base_url=url, timeout=None, limits=limits, trust_env=False
     ) as client:
 
-        async def one(ids: Sequence[int]) -> Generation:
-            body = {"input_ids": list(ids), "sampling_params": sampling_params, **request}
+        async def one(ids: Sequence[int], params: dict[str, Any]) -> Generation:
+            body = {"input_ids": list(ids), "sampling_params": params, **request}
             async with gate:
                 response = await client.post("/generate", json=body)
             if response.is_error:
@@ -80,4 +84,5 @@ async def _generate(
             on_done()
             return Generation(tuple(answer["output_ids"]), answer["meta_info"])
 
-        return list(await asyncio.gather(*(one(ids) for ids in inputs)))
+        pairs = zip(inputs, sampling_params, strict=True)
+        return list(await asyncio.gather(*(one(ids, params) for ids, params in pairs)))
