@@ -124,7 +124,9 @@ class _Class:
             elif isinstance(item, ast.AnnAssign):
                 names.add(_last_name(item.target))
             elif isinstance(item, ast.Assign):
-                names.update(_last_name(target) for target in item.targets)
+                for target in item.targets:
+                    parts = target.elts if isinstance(target, ast.Tuple) else [target]
+                    names.update(map(_last_name, parts))
         for base in self.bases():
             names |= base.members()
         return names
