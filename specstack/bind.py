@@ -33,7 +33,10 @@ def implementation(name: str) -> Any:
 
 
 def _build(part: PartPlan) -> Any:
-    return implementation(part.implementation)(**part.options)
+    options = dict(part.options)
+    if "of" in options:  # a merge is built of drafters
+        options["of"] = [_build(PartPlan.model_validate(member)) for member in options["of"]]
+    return implementation(part.implementation)(**options)
 
 
 def bind(plan: Plan) -> BoundParts:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specstack import memory
+from specstack.head_rules import stated
 from specstack.locate import locate_target
-from specstack.plan import PartPlan, Plan, sglang_args
+from specstack.plan import HeadPlan, PartPlan, Plan, sglang_args
 from specstack_dsl import Pipeline
 from specstack_dsl.engine_args import PER_REQUEST_LIMITS, REFUSED_WITH_DRAFTS
 
@@ -50,13 +51,35 @@ def flat_values(plan: Plan) -> dict[str, Any]:
     """Return {dotted path: value} of every decision, in pipeline order."""
     values: dict[str, Any] = {"target.model": plan.target.model, "target.dtype": plan.target.dtype}
     for name in ("drafter", "tree", "verify", "budget"):
-        part: PartPlan = getattr(plan, name)
-        values[f"{name}.kind"] = part.kind
-        values |= {f"{name}.{option}": value for option, value in part.options.items()}
+        values |= _part_values(name, getattr(plan, name))
+        if name == "drafter":
+            for head in plan.heads:
+                values |= _head_values(head)
     for name in ("engine", "metrics"):
         section = getattr(plan, name).model_dump(mode="json")
         values |= {f"{name}.{option}": value for option, value in section.items()}
     return values
+
+
+def _part_values(name: str, part: PartPlan) -> dict[str, Any]:
+    values: dict[str, Any] = {f"{name}.kind": part.kind}
+    for option, value in part.options.items():
+        if option != "of":
+            values[f"{name}.{option}"] = value
+            continue
+        for index, member in enumerate(value):
+            values |= _part_values(f"{name}.of.{index}", PartPlan.model_validate(member))
+    return values
+
+
+def _head_values(head: HeadPlan) -> dict[str, Any]:
+    """What the checkpoint says of itself."""
+    names = ["context", "draft_vocab"]
+    if head.form == "block":
+        names += ["mask", "conditioning", "block_size"]
+    known = stated(head.config) if head.config else dict.fromkeys(names, "not known here")
+    values = {f"{head.place}.{name}": known[name] for name in names}
+    return {path: "all tokens" if value is None else value for path, value in values.items()}
 
 
 def _unsupported(plan: Plan) -> dict[str, str]:
@@ -72,6 +95,16 @@ def _unsupported(plan: Plan) -> dict[str, str]:
     return features | PER_REQUEST_LIMITS
 
 
+def _draft_memory(plan: Plan) -> dict[str, int | None]:
+    if not plan.heads:
+        return {}
+    return {
+        "draft_weights": memory.draft_weights_bytes(plan),
+        "draft_kv_per_token": memory.draft_kv_bytes_per_token(plan),
+        "draft_kv_cache": memory.draft_kv_pool_bytes(plan),
+    }
+
+
 def explain(pipeline: Pipeline, plan: Plan) -> Explanation:
     """Gather what there is to say."""
     steps = pipeline.budget.steps
@@ -84,6 +117,7 @@ def explain(pipeline: Pipeline, plan: Plan) -> Explanation:
             "kv_per_token": memory.kv_bytes_per_token(plan),
             "kv_cache": memory.kv_pool_bytes(plan),
             "tree_logits": memory.tree_logits_bytes(plan, steps) if plan.speculates else 0,
+            **_draft_memory(plan),
         },
         unsupported=_unsupported(plan),
     )
@@ -107,7 +141,7 @@ def _shown(path: str, value: Any) -> str:
     if path == "budget.rows":
         return ", ".join(_table_row(row) for row in value)
     if value is None:
-        return "no limit" if path == "tree.width" else "left to SGLang"
+        return "no limit" if path.endswith(".width") else "left to SGLang"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

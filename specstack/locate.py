@@ -47,7 +47,7 @@ def locate_target(pipeline: Pipeline, environ: Mapping[str, str] = os.environ) -
         return TargetLocation(
             path=str(folder), config_file=str(folder / "config.json"), note="local folder"
         )
-    cached = _cached_config(model, str(pipeline.engine.args.get("revision", "main")), environ)
+    cached = cached_config(model, str(pipeline.engine.args.get("revision", "main")), environ)
     note = "Hugging Face id, in the local cache"
     if cached is None:
         note = "Hugging Face id, not in the local cache: its config is unknown until downloaded"
@@ -66,7 +66,7 @@ def _packaged(pipeline: Pipeline, name: str) -> TargetLocation:
     )
 
 
-def _cached_config(model: str, revision: str, environ: Mapping[str, str]) -> str | None:
+def cached_config(model: str, revision: str, environ: Mapping[str, str]) -> str | None:
     """Return the `config.json` of a model in the Hugging Face cache."""
     home = environ.get("HF_HOME") or os.path.join(
         environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "huggingface"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from specstack.facts import DTYPE_BYTES
+from specstack.head_sizes import head_parameters, kv_values_per_token
+from specstack.models.heads.config import HeadConfig
 from specstack.resolve import Steps
 
 if TYPE_CHECKING:
@@ -41,6 +44,31 @@ def kv_pool_bytes(plan: Plan) -> int | None:
     """The KV cache, where its size is decided here."""
     per_token, tokens = kv_bytes_per_token(plan), plan.engine.max_total_tokens
     return None if per_token is None or tokens is None else per_token * tokens
+
+
+def draft_weights_bytes(plan: Plan) -> int | None:
+    """Weights of all heads."""
+    return _draft_bytes(plan, head_parameters)
+
+
+def draft_kv_bytes_per_token(plan: Plan) -> int | None:
+    """What all heads keep per slot of the KV cache."""
+    return _draft_bytes(plan, kv_values_per_token)
+
+
+def draft_kv_pool_bytes(plan: Plan) -> int | None:
+    """What all heads keep, where the KV cache's size is decided here."""
+    per_token, tokens = draft_kv_bytes_per_token(plan), plan.engine.max_total_tokens
+    return None if per_token is None or tokens is None else per_token * tokens
+
+
+def _draft_bytes(plan: Plan, count: Callable[[HeadConfig], int]) -> int | None:
+    if plan.target.dtype not in DTYPE_BYTES:
+        return None
+    configs = [head.config for head in plan.heads if head.config is not None]
+    if len(configs) < len(plan.heads):
+        return None
+    return sum(map(count, configs)) * DTYPE_BYTES[plan.target.dtype]
 
 
 def peak_verify_tokens(plan: Plan, steps: Steps) -> int | None:

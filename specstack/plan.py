@@ -16,12 +16,14 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from specstack.facts import HostFacts, ModelFacts, model_facts
+from specstack.head_facts import LocatedHead, drafters, locate_heads
 from specstack.locate import TargetLocation, locate_target
+from specstack.models.heads.config import HeadConfig
 from specstack.plan_rules import Context, broken_rules, warnings
 from specstack.resolve import Resolved, resolve
 from specstack_dsl import Pipeline, PlanError, load
 from specstack_dsl.errors import in_file_order
-from specstack_dsl.parts import Part
+from specstack_dsl.parts import DrafterPart, Part
 from specstack_dsl.parts.target import PACKAGED_PREFIX, is_folder
 
 ALGORITHM = "SPECSTACK"
@@ -51,6 +53,18 @@ class PartPlan(_Data):
     implementation: str
     """`module:Class`; empty for drafter none."""
     options: dict[str, Any]
+
+
+class HeadPlan(_Data):
+    """A trained head of the drafter."""
+
+    place: str
+    """Dotted path of its part: `drafter`, or `drafter.of.1`."""
+    checkpoint: str
+    """As the pipeline names it; the part's options hold where it is."""
+    form: str
+    config: HeadConfig | None
+    """None when it is not on this machine."""
 
 
 class EnginePlan(_Data):
@@ -91,6 +105,7 @@ class Plan(_Data):
 
     target: TargetPlan
     drafter: PartPlan
+    heads: tuple[HeadPlan, ...] = ()
     tree: PartPlan
     verify: PartPlan
     budget: PartPlan
@@ -116,8 +131,11 @@ class Plan(_Data):
                 "warnings": True,
                 "target": {"path"},
                 "engine": {"host", "port"},
+                **({} if self.heads else {"heads": True}),
             },
         )
+        for part in (data["drafter"], *data["drafter"]["options"].get("of", ())):
+            part["options"].pop("checkpoint", None)
         text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -147,16 +165,51 @@ def _part(part: Part, **derived: Any) -> PartPlan:
     )
 
 
+def _drafter(pipeline: Pipeline, heads: Sequence[LocatedHead]) -> PartPlan:
+    if not pipeline.speculates:
+        return _part(pipeline.drafter)
+    depth, located = pipeline.tree.depth, {head.place: head for head in heads}
+
+    def planned(place: str, part: DrafterPart) -> PartPlan:
+        head = located.get(place)
+        if head is None:
+            return _part(part, max_depth=depth)
+        reach = depth
+        if pipeline.drafter.members and head.config and head.config.form == "block":
+            reach = min(depth, head.config.block_size - 1)  # others may go deeper
+        width = head.part.width or pipeline.tree.options.get("width")
+        return _part(part, max_depth=reach, checkpoint=head.path, width=width)
+
+    parts = [planned(place, part) for place, part in drafters(pipeline)]
+    if pipeline.drafter.members is None:
+        return parts[0]
+    return _part(
+        pipeline.drafter, of=[part.model_dump(mode="json") for part in parts], max_depth=depth
+    )
+
+
 def _assemble(
-    pipeline: Pipeline, location: TargetLocation, facts: ModelFacts | None, resolved: Resolved
+    pipeline: Pipeline,
+    location: TargetLocation,
+    facts: ModelFacts | None,
+    resolved: Resolved,
+    heads: Sequence[LocatedHead],
 ) -> Plan:
     engine = pipeline.engine
-    depth = {"max_depth": pipeline.tree.depth} if pipeline.speculates else {}
     return Plan(
         target=TargetPlan(
             model=pipeline.target.model, path=location.path, dtype=resolved.dtype, facts=facts
         ),
-        drafter=_part(pipeline.drafter, **depth),
+        drafter=_drafter(pipeline, heads),
+        heads=tuple(
+            HeadPlan(
+                place=head.place,
+                checkpoint=head.part.checkpoint,
+                form=head.part.kind,
+                config=head.config,
+            )
+            for head in heads
+        ),
         tree=_part(pipeline.tree),
         verify=_part(pipeline.verify),
         budget=_part(pipeline.budget),
@@ -185,8 +238,9 @@ def compile(pipeline: Pipeline, *, model_facts: ModelFacts | None, host_facts: H
     Raises PlanError with every contradiction, each naming both sides.
     """
     location = locate_target(pipeline)
+    heads = locate_heads(pipeline)
     resolved = resolve(pipeline, model_facts, host_facts)
-    plan = _assemble(pipeline, location, model_facts, resolved)
+    plan = _assemble(pipeline, location, model_facts, resolved, heads)
     context = Context(pipeline, plan, resolved.steps, host_facts)
     problems = list(broken_rules(context))
     if problems:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from specstack import memory
 from specstack.facts import HostFacts, ModelFacts
+from specstack.head_facts import drafters
+from specstack.head_rules import HEAD_RULES, head_warnings
 from specstack.resolve import Steps
 from specstack_dsl import Pipeline, Problem
 from specstack_dsl.parts.target import PACKAGED_PREFIX, is_folder
@@ -38,7 +40,7 @@ class Context:
         return self.plan.target.facts
 
 
-PLAN_RULES: list[Callable[[Context], Iterator[Finding]]] = []
+PLAN_RULES: list[Callable[[Context], Iterator[Finding]]] = [*HEAD_RULES]
 
 
 def _rule(check: Callable[[Context], Iterator[Finding]]) -> Callable[[Context], Iterator[Finding]]:
@@ -60,10 +62,11 @@ def every_part_gets_what_it_needs(context: Context) -> Iterator[Finding]:
     if not pipeline.speculates:
         return
     provided = set(pipeline.target.provides)
-    for part in (pipeline.drafter, pipeline.tree, pipeline.verify, pipeline.budget):
+    parts = [("tree", pipeline.tree), ("verify", pipeline.verify), ("budget", pipeline.budget)]
+    for path, part in (*drafters(pipeline), *parts):
         for need in sorted(part.needs - provided):
             yield (
-                f"{part.section}.kind",
+                f"{path}.kind",
                 f"{part.section} {part.kind} needs {need!r}, but the parts before it provide"
                 f" {', '.join(sorted(provided))}",
             )
@@ -201,6 +204,7 @@ def a_cpu_has_the_memory(context: Context) -> Iterator[Finding]:
         return
     logits = memory.tree_logits_bytes(plan, context.steps) or 0
     rest = (memory.weights_bytes(plan) or 0) + (memory.kv_pool_bytes(plan) or 0)
+    rest += (memory.draft_weights_bytes(plan) or 0) + (memory.draft_kv_pool_bytes(plan) or 0)
     sizes = f"{_gib(total)} of memory"
     if context.pipeline.speculates and logits > total / 4:
         tokens = memory.peak_verify_tokens(plan, context.steps)
@@ -227,6 +231,7 @@ def warnings(context: Context) -> Iterator[str]:
     model = plan.target.model
     if context.facts is None:
         yield f"the config of {model} is not on this machine: nothing was checked against it"
+    yield from head_warnings(context)
     if not (model.startswith(PACKAGED_PREFIX) or is_folder(model)) and Path(model).is_dir():
         yield f"{model} is read as a Hugging Face id; for the folder write ./{model}"
     if engine.device == "cpu" and plan.target.dtype != "float32":

@@ -7,7 +7,7 @@ from typing import TypeVar, cast
 
 from specstack.facts import HostFacts, ModelFacts
 from specstack_dsl import Pipeline
-from specstack_dsl.parts import CONTRACTS, SINGLE, Part
+from specstack_dsl.parts import CONTRACTS, SINGLE, DrafterPart, HeadPart, Part, Section
 
 CPU_MAX_RUNNING_REQUESTS = 16
 CPU_MAX_TOTAL_TOKENS = 32768
@@ -42,12 +42,34 @@ def _stated_origins(pipeline: Pipeline) -> dict[str, str]:
     """Origins of what the language decides: kinds and options, stated or default."""
     origins: dict[str, str] = {}
     for name in (*SINGLE, *CONTRACTS):
-        section = getattr(pipeline, name)
-        if isinstance(section, Part):
-            origins[f"{name}.kind"] = _written(pipeline, f"{name}.kind")
-        for option in type(section).model_fields:
-            path = f"{name}.{option}"
-            origins[path] = _written(pipeline, path)
+        origins |= _section_origins(pipeline, name, getattr(pipeline, name))
+    return origins
+
+
+def _section_origins(pipeline: Pipeline, name: str, section: Section) -> dict[str, str]:
+    origins: dict[str, str] = {}
+    options = list(type(section).model_fields)
+    if isinstance(section, Part):
+        kind = f"{name}.kind"
+        # Inside another part a part may be written as its name, which is all there is of it then.
+        is_name = name not in CONTRACTS and not pipeline.states(kind)
+        origins[kind] = _written(pipeline, name if is_name else kind)
+        if section.nested is not None:
+            options.remove(section.nested)
+            for index, member in enumerate(getattr(section, section.nested)):
+                place = f"{name}.{section.nested}.{index}"
+                origins |= _section_origins(pipeline, place, member)
+    for option in options:
+        path = f"{name}.{option}"
+        origins[path] = _written(pipeline, path)
+    if isinstance(section, DrafterPart) and section.implementation:
+        origins[f"{name}.max_depth"] = "derived: tree.depth"
+    if isinstance(section, HeadPart):
+        if section.width is None and pipeline.tree.options.get("width") is not None:
+            origins[f"{name}.width"] = "derived: tree.width"
+        for option in section.statements:
+            if not pipeline.states(f"{name}.{option}"):
+                origins[f"{name}.{option}"] = "derived: the checkpoint"
     return origins
 
 
@@ -124,8 +146,6 @@ def resolve(pipeline: Pipeline, facts: ModelFacts | None, host: HostFacts) -> Re
     tokens, why = None, "SGLang sizes it from device memory"
     if on_cpu:
         tokens, why = _cpu_tokens(facts, dtype, host, requests or 1, context)
-    if pipeline.speculates:
-        origins["drafter.max_depth"] = "derived: tree.depth"
     return Resolved(
         device=device,
         dtype=dtype,

@@ -1,8 +1,9 @@
 """One speculative round, for serving and evaluation alike (architecture, section 3).
 
-propose -> build -> verify -> accept -> commit -> record. What touches the target (its forward,
-its KV, publishing) is behind `Target`; what needs host tokens (the drafter's history) catches up
-at the start of the next round, so that nothing here waits for the device in between.
+propose -> build -> verify -> accept -> commit -> absorb -> record. What touches the target (its
+forward, its KV, publishing) is behind `Target`. Emitted tokens start their way to the host at once;
+a drafter that reads them catches up at the start of the next round. Around a drafter that reads
+features alone nothing waits for the device, and what is counted is read after the round.
 """
 
 from __future__ import annotations
@@ -10,17 +11,26 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from specstack.budget.base import Budget
-from specstack.drafters.base import Drafter
+from specstack.drafters.base import Drafter, FeatureNeeds
 from specstack.metrics.record import RoundRecord
 from specstack.trees.base import TreeBuilder
-from specstack.types import AcceptResult, DraftProposal, DraftTree, NodeLogits, SamplingTensors
+from specstack.types import (
+    AcceptResult,
+    CommittedTokens,
+    DraftBatch,
+    DraftProposal,
+    DraftTree,
+    NodeLogits,
+    SamplingTensors,
+    index_on,
+)
 from specstack.verify.base import VerifyRule
 
 MAX_PENDING = 64
@@ -29,6 +39,9 @@ MAX_PENDING = 64
 
 class Target(Protocol):
     """The target model as one round sees it."""
+
+    def draft_batch(self) -> DraftBatch:
+        """The requests of the round, before it."""
 
     def verify(self, tree: DraftTree) -> NodeLogits:
         """Run the target over the trees; logits carry penalties, biases and grammar masks."""
@@ -39,6 +52,26 @@ class Target(Protocol):
     def commit(self, tree: DraftTree, accepted: AcceptResult) -> AcceptResult:
         """Keep the accepted path's KV, agree across ranks and publish the new lengths."""
 
+    def committed(self, tree: DraftTree, accepted: AcceptResult) -> CommittedTokens | None:
+        """The features of the path that was just committed; None if none were captured."""
+
+
+class _HostCopy:
+    """A tensor on its way to the host."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._copy = tensor.to("cpu", non_blocking=True)
+        self._done: torch.Event | None = None
+        if tensor.device.type != "cpu":
+            self._done = torch.Event(tensor.device)
+            self._done.record()
+
+    def tolist(self) -> Any:
+        """Host sync: waits for what was queued before the copy, and for nothing after it."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._copy.tolist()
+
 
 @dataclass(frozen=True)
 class RoundOutcome:
@@ -46,24 +79,28 @@ class RoundOutcome:
 
     tree: DraftTree
     accepted: AcceptResult
-    record: RoundRecord
+    _facts: dict[str, Any]
+    _drafts_per_depth: _HostCopy
+    _num_drafting: _HostCopy
+
+    @property
+    def record(self) -> RoundRecord:
+        """Host sync: waits for the round, if its trees were built on a device."""
+        counts = self._drafts_per_depth.tolist()
+        while counts and counts[-1] == 0:
+            counts.pop()
+        return RoundRecord(
+            num_drafting=self._num_drafting.tolist(), nodes_per_depth=tuple(counts), **self._facts
+        )
 
 
 @dataclass(frozen=True)
 class _Emitted:
-    """Tokens that the drafter has not seen yet, still on the device."""
+    """Tokens that the host has not seen yet."""
 
     slots: tuple[int, ...]
-    emitted: Int[Tensor, "B K"]
-    accept_lens: Int[Tensor, " B"]
-
-
-@dataclass(frozen=True)
-class _HostShape:
-    """Facts of a round's trees that the host keeps for its record."""
-
-    num_drafting: int
-    nodes_per_depth: tuple[int, ...]
+    emitted: _HostCopy
+    accept_lens: _HostCopy
 
 
 class Speculator:
@@ -83,17 +120,27 @@ class Speculator:
         self._outputs: dict[int, list[int]] = {}
         self._pending: list[_Emitted] = []
 
+    @property
+    def needs(self) -> FeatureNeeds | None:
+        """The features that `absorb` wants; None: it must not be called."""
+        return self._drafter.needs
+
     def begin(self, slot: int, prompt: Sequence[int], output: Sequence[int]) -> None:
         """Start a request in `slot`; `output` is what it emitted before a retraction."""
         self._catch_up()
         self._outputs[slot] = list(output)
-        self._drafter.begin(slot, [*prompt, *output])
+        if self._drafter.needs_tokens:
+            self._drafter.begin(slot, [*prompt, *output])
+
+    def absorb(self, committed: CommittedTokens) -> None:
+        """Hand over the features of a prefill; `round` does it with its own. Host sync: none."""
+        self._drafter.absorb(committed)
 
     def emitted(self, slots: Sequence[int], tokens: Tensor, accept_lens: Tensor) -> None:
-        """Queue emitted tokens ([B, K], [B]). Host sync: once in MAX_PENDING rounds."""
-        if len(self._pending) == MAX_PENDING:  # nothing was proposed for long
+        """Queue emitted tokens ([B, K], [B]). Host sync: none on this round or those after it."""
+        if len(self._pending) == MAX_PENDING:  # nobody asked for long
             self._catch_up()
-        self._pending.append(_Emitted(tuple(slots), tokens, accept_lens))
+        self._pending.append(_Emitted(tuple(slots), _HostCopy(tokens), _HostCopy(accept_lens)))
 
     def output_tokens(self, slot: int) -> list[int]:
         """All tokens that the request in `slot` has emitted. Waits for the last round."""
@@ -122,9 +169,9 @@ class Speculator:
             speculate: False for requests that opted out; they ride along with the root alone.
         """
         started = time.perf_counter()
-        proposal = self._propose(slots, speculate, budget.draft_budget)
+        proposal = self._propose(target, speculate, budget.draft_budget)
         proposed = time.perf_counter()
-        tree, shape = self._build(proposal, bonus_tokens, budget)
+        tree, counts = self._build(proposal, bonus_tokens, budget)
         built = time.perf_counter()
         logits = target.verify(tree)
         verified = time.perf_counter()
@@ -133,38 +180,46 @@ class Speculator:
         accepted = target.commit(tree, accepted)
         self.emitted(slots, accepted.emitted, accepted.accept_lens)
         finished = time.perf_counter()
-        record = RoundRecord(
-            num_requests=len(slots),
-            num_opted_out=len(slots) - sum(speculate),
-            draft_budget=budget.draft_budget,
-            reason=budget.reason,
-            num_draft_tokens=tree.num_draft_tokens,
-            num_drafting=shape.num_drafting,
-            nodes_per_depth=shape.nodes_per_depth,
-            draft_seconds=proposed - started,
-            build_seconds=built - proposed,
-            verify_seconds=verified - built,
-            accept_seconds=finished - verified,
-        )
-        return RoundOutcome(tree, accepted, record)
+        self._absorb(target, tree, accepted)
+        facts = {
+            "num_requests": len(slots),
+            "num_opted_out": len(slots) - sum(speculate),
+            "draft_budget": budget.draft_budget,
+            "reason": budget.reason,
+            "num_draft_tokens": tree.num_draft_tokens,
+            "draft_seconds": proposed - started + time.perf_counter() - finished,
+            "build_seconds": built - proposed,
+            "verify_seconds": verified - built,
+            "accept_seconds": finished - verified,
+        }
+        return RoundOutcome(tree, accepted, facts, *counts)
 
     def _propose(
-        self, slots: Sequence[int], speculate: Sequence[bool], draft_budget: int
-    ) -> DraftProposal:
+        self, target: Target, speculate: Sequence[bool], draft_budget: int
+    ) -> DraftProposal | None:
         if draft_budget == 0 or not any(speculate):
-            return _no_candidates(len(slots))
-        self._catch_up()
-        active = [slot for slot, wanted in zip(slots, speculate, strict=True) if wanted]
-        proposal = self._drafter.propose(active, draft_budget)
-        return proposal if len(active) == len(slots) else _spread(proposal, speculate)
+            return None
+        if self._drafter.needs_tokens:
+            self._catch_up()
+        batch = target.draft_batch()
+        if all(speculate):
+            return self._drafter.propose(batch, draft_budget)
+        active = batch.select([row for row, wanted in enumerate(speculate) if wanted])
+        return _spread(self._drafter.propose(active, draft_budget), speculate)
 
     def _build(
-        self, proposal: DraftProposal, bonus_tokens: Int[Tensor, " B"], budget: Budget
-    ) -> tuple[DraftTree, _HostShape]:
-        """Build the trees where the candidates are, in the narrowest verify width that fits."""
+        self, proposal: DraftProposal | None, bonus_tokens: Int[Tensor, " B"], budget: Budget
+    ) -> tuple[DraftTree, tuple[_HostCopy, _HostCopy]]:
+        """Build the trees where the candidates are, in the narrowest verify width that fits.
+
+        Host sync: none. How full the trees are is known, and used, on the host alone.
+        """
         assert budget.draft_budget + 1 in self._verify_widths, (
             "a budget that the plan does not know"
         )
+        if proposal is None:
+            tree = DraftTree.root_only(bonus_tokens)
+            return tree, _counts(tree, self._tree_builder.depth)
         allowed = min(budget.draft_budget, proposal.tokens.shape[1])
         tree = self._tree_builder.build(
             proposal,
@@ -172,8 +227,17 @@ class Speculator:
             self._width(1 + allowed) - 1,
             budget.min_survival,
         )
-        tree = tree.narrow(self._width(int(tree.num_nodes.max())))
-        return tree.to(bonus_tokens.device), _host_shape(tree)
+        if tree.tokens.device.type == "cpu":
+            tree = tree.narrow(self._width(int(tree.num_nodes.max())))
+        return tree.to(bonus_tokens.device), _counts(tree, self._tree_builder.depth)
+
+    def _absorb(self, target: Target, tree: DraftTree, accepted: AcceptResult) -> None:
+        """Whatever the budget: a drafter that skips a round would draft from a hole."""
+        if self._drafter.needs is None:
+            return
+        committed = target.committed(tree, accepted)
+        if committed is not None:
+            self._drafter.absorb(committed)
 
     def _width(self, num_nodes: int) -> int:
         """The narrowest verify width that holds `num_nodes`."""
@@ -186,36 +250,34 @@ class Speculator:
             for slot, row, length in zip(item.slots, rows, item.accept_lens.tolist(), strict=True):
                 tokens = row[:length]
                 self._outputs[slot].extend(tokens)
-                self._drafter.observe(slot, tokens)
+                if self._drafter.needs_tokens:
+                    self._drafter.observe(slot, tokens)
         self._pending.clear()
 
 
-def _host_shape(tree: DraftTree) -> _HostShape:
-    live = torch.arange(tree.num_draft_tokens, device=tree.tokens.device) < tree.num_nodes[:, None]
-    return _HostShape(
-        num_drafting=int((tree.num_nodes > 1).sum()),
-        nodes_per_depth=tuple(torch.bincount(tree.depth[live]).tolist()[1:]),
-    )
-
-
-def _no_candidates(batch: int) -> DraftProposal:
-    """A proposal without candidates (M = 0)."""
-    return DraftProposal(
-        tokens=torch.zeros((batch, 0), dtype=torch.int64),
-        parent_index=torch.zeros((batch, 0), dtype=torch.int64),
-        log_q=torch.zeros((batch, 0)),
-    )
+def _counts(tree: DraftTree, max_depth: int) -> tuple[_HostCopy, _HostCopy]:
+    """Live drafts at depth 1, 2, .. over all requests, and requests that have any."""
+    node = torch.arange(tree.num_draft_tokens, device=tree.tokens.device)
+    is_live = node < tree.num_nodes[:, None]
+    per_depth = torch.zeros(max_depth + 1, dtype=torch.int64, device=node.device)
+    per_depth.scatter_add_(0, tree.depth.reshape(-1), is_live.reshape(-1).long())
+    return _HostCopy(per_depth[1:]), _HostCopy((tree.num_nodes > 1).sum())
 
 
 def _spread(proposal: DraftProposal, speculate: Sequence[bool]) -> DraftProposal:
     """Give every request that opted out a row without candidates."""
-    rows = torch.tensor(
-        [i for i, wanted in enumerate(speculate) if wanted], device=proposal.tokens.device
+    speculating = [row for row, wanted in enumerate(speculate) if wanted]
+    rows = index_on(speculating, proposal.tokens.device)
+
+    def spread(values: Tensor, missing: float) -> Tensor:
+        spread_out = values.new_full((len(speculate), values.shape[1]), missing)
+        spread_out[rows] = values
+        return spread_out
+
+    sources = proposal.sources
+    return DraftProposal(
+        spread(proposal.tokens, 0),
+        spread(proposal.parent_index, -1),
+        spread(proposal.log_q, float("-inf")),
+        None if sources is None else spread(sources, 0),
     )
-    batch, width = len(speculate), proposal.tokens.shape[1]
-    tokens = proposal.tokens.new_zeros((batch, width))
-    parents = proposal.parent_index.new_full((batch, width), -1)
-    log_q = proposal.log_q.new_full((batch, width), float("-inf"))
-    tokens[rows], parents[rows] = proposal.tokens, proposal.parent_index
-    log_q[rows] = proposal.log_q
-    return DraftProposal(tokens, parents, log_q)

@@ -1,16 +1,80 @@
 """What the parts of a round hand to each other: tensors with shapes, no behaviour.
 
 Letters: B requests, M candidate nodes, N tree nodes including the root, K path width
-(= depth + 1), V vocabulary. Node 0 of a tree is the root: the bonus token of the last round.
+(= depth + 1), V vocabulary, L committed tokens (padded), T packed tokens. Node 0 of a tree is the
+root: the bonus token of the last round. What a head drafter is lent is in `drafters.base`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from specstack.models.heads.features import TargetFeatures
+
+
+def index_on(numbers: Sequence[int], device: torch.device) -> Int[Tensor, " T"]:
+    """Host numbers as an index on the device. Host sync: none, unlike `torch.tensor` there."""
+    return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
+
+
+@dataclass(frozen=True)
+class DraftBatch:
+    """The requests of one round, as a drafter sees them."""
+
+    slots: tuple[int, ...]
+    """Where each request keeps its state while it runs."""
+    bonus_tokens: Int[Tensor, " B"]
+    """Roots: emitted, not yet in the target's KV."""
+    seq_lens: Int[Tensor, " B"]
+    """Committed tokens, bonus token excluded: the position of the bonus token."""
+    kv_slots: Int[Tensor, "B L"]
+    """Where the target keeps the KV of committed tokens; beyond a length: any slot there is.
+    L = 0 where no drafter asked for features."""
+
+    @property
+    def slot_index(self) -> Int[Tensor, " B"]:
+        """The slots, on the device. Host sync: none."""
+        return index_on(self.slots, self.seq_lens.device)
+
+    def select(self, rows: Sequence[int]) -> DraftBatch:
+        """Some of the requests. Host sync: none."""
+        index = index_on(rows, self.seq_lens.device)
+        return DraftBatch(
+            tuple(self.slots[row] for row in rows),
+            self.bonus_tokens[index],
+            self.seq_lens[index],
+            self.kv_slots[index],
+        )
+
+
+@dataclass(frozen=True)
+class CommittedTokens:
+    """Tokens whose target features have become final, packed, positions rising per request.
+
+    Padding, so that the host need not know how many tokens a round commits, has `requests` -1;
+    the rest of it may be anything.
+    """
+
+    features: TargetFeatures
+    """[T ..], layers in the order of the drafter's `needs`."""
+    next_tokens: Int[Tensor, " T"]
+    """The token after each; for the last of a request its new bonus token."""
+    positions: Int[Tensor, " T"]
+    """Of a request's first: `batch.seq_lens`."""
+    kv_slots: Int[Tensor, " T"]
+    """Where the target keeps their KV; a drafter keeps its own at the same index of its pool."""
+    requests: Int[Tensor, " T"]
+    """Row of `batch`."""
+    batch: DraftBatch
+    """Before these tokens: what they follow. Its bonus tokens are not read."""
+    max_new_tokens: int
+    """No request has more tokens here."""
 
 
 @dataclass(frozen=True)
@@ -18,13 +82,15 @@ class DraftProposal:
     """Candidate drafts of one round, one trie per request, before a builder picks nodes.
 
     A candidate's parent stands before it in the same row; -1 means a child of the root. Siblings
-    carry distinct tokens. Slots without a candidate have `log_q = -inf` and stand last.
+    carry distinct tokens. Slots without a candidate have `log_q = -inf`.
     """
 
     tokens: Int[Tensor, "B M"]
     parent_index: Int[Tensor, "B M"]
     log_q: Float[Tensor, "B M"]
     """Log of the probability, given its parent, that the target takes this token (<= 0)."""
+    sources: Int[Tensor, "B M"] | None = None
+    """Bit i: drafter i of a merge proposed it; None where there is one drafter."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +114,8 @@ class DraftTree:
     """Cumulative along the path; 0 at the root, -inf at dead nodes."""
     num_nodes: Int[Tensor, " B"]
     """Live nodes including the root, in [1, N]."""
+    sources: Int[Tensor, "B N"] | None = None
+    """As `DraftProposal.sources`; 0 at the root and at dead nodes."""
 
     @property
     def num_draft_tokens(self) -> int:
@@ -82,13 +150,16 @@ class DraftTree:
             retrieve_next_sibling=self.retrieve_next_sibling[:, :n],
             log_q=self.log_q[:, :n],
             num_nodes=self.num_nodes,
+            sources=None if self.sources is None else self.sources[:, :n],
         )
 
     def to(self, device: torch.device) -> DraftTree:
         """The same trees on `device`; self when they are there."""
         if self.tokens.device == device:
             return self
-        return DraftTree(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+        given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {k: v if v is None else v.to(device) for k, v in given.items()}
+        return DraftTree(**moved)
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def replay(prompt: list[int], answer: list[int], builder, depth: int, budget: in
     drafter.begin(0, [*prompt, answer[0]])
     done = 1
     while done < len(answer):
-        proposal = drafter.propose([0], budget)
+        proposal = drafter.continue_slots([0], budget)
         tree = builder.build(proposal, torch.tensor([answer[done - 1]]), budget)
         correct = score_round(tree, answer[done:], totals)
         emitted = answer[done : done + correct + 1]

@@ -80,7 +80,12 @@ def message(
         bound = f"at least {context['ge']}" if "ge" in context else f"at most {context['le']}"
         return f"expected {bound}, found {found(value)}"
     if kind == "too_short":
-        return f"expected at least {context['min_length']} item, found {context['actual_length']}"
+        items = "item" if context["min_length"] == 1 else "items"
+        return (
+            f"expected at least {context['min_length']} {items}, found {context['actual_length']}"
+        )
+    if kind == "too_long":
+        return f"expected at most {context['max_length']} items, found {context['actual_length']}"
     if kind == "string_too_short":
         return "expected text, found an empty one"
     if kind == "string_pattern_mismatch":
@@ -106,15 +111,21 @@ def problems_of(
     model: type[BaseModel],
     owner: str,
     section: str,
+    at: str,
     positions: Mapping[str, Position],
     keys: Mapping[str, Position],
 ) -> list[Problem]:
-    """Return the problems of one section at their places in the text."""
+    """Return the problems of one section, or of a part of it at the path `at`, in the text."""
     problems = []
-    for item in error.errors(include_url=False):
-        if item["type"] == "too_short" and item["input"]:
+    found_all = error.errors(include_url=False)
+    for item in found_all:
+        location = item["loc"]
+        if item["type"] == "too_short" and any(
+            len(other["loc"]) > len(location) and other["loc"][: len(location)] == location
+            for other in found_all
+        ):
             continue  # pydantic counts sound items only; the unsound ones are reported themselves
-        path = ".".join([section, *map(str, item["loc"])])
+        path = ".".join([at, *map(str, item["loc"])])
         known = descriptions(model, item["loc"][:-1])
         others = catalogue().get(section, {})
         at_key = item["type"] == "extra_forbidden"

@@ -55,28 +55,63 @@ class _Reader:
             what = "a name or a mapping" if name in CONTRACTS or name == "target" else "a mapping"
             self.report(name, f"expected {what}, found {found(node.plain)}")
             return
-        model: type[Section] | None = SINGLE.get(name) or self.kind_of(name, node.value)
+        model = SINGLE.get(name)
         if model is None:
-            return
-        data = {key: child.plain for key, child in node.value.items()}
-        owner = name
-        if issubclass(model, Part):
-            owner = f"{name} {data.pop('kind')}"
-        try:
-            self.sections[name] = model.model_validate(data)
-        except ValidationError as error:
-            self.problems += problems_of(error, model, owner, name, self.positions, self.keys)
+            made: Section | None = self.part(name, name, node.value)
+        else:
+            data = {key: child.plain for key, child in node.value.items()}
+            made = self.validate(model, data, name, name, name)
+        if made is not None:
+            self.sections[name] = made
 
-    def kind_of(self, section: str, children: Mapping[str, Node]) -> type[Part] | None:
+    def part(self, section: str, path: str, children: Mapping[str, Node]) -> Part | None:
+        """Read a part of `section` that stands at `path`; None if it is unsound."""
+        model = self.kind_of(section, path, children)
+        if model is None:
+            return None
+        data = {key: child.plain for key, child in children.items() if key != "kind"}
+        if model.nested is not None and isinstance(data.get(model.nested), list):
+            inner = f"{path}.{model.nested}"
+            members = [
+                self.member(section, f"{inner}.{index}", child)
+                for index, child in enumerate(children[model.nested].value)
+            ]
+            if None in members:
+                return None
+            data[model.nested] = members
+        made = self.validate(model, data, section, path, f"{section} {model.kind}")
+        assert made is None or isinstance(made, Part)
+        return made
+
+    def member(self, section: str, path: str, node: Node) -> Part | None:
+        """Read a part inside another one; it may be written as its name."""
+        if isinstance(node.value, str):
+            return self.part(section, path, {"kind": node})
+        if isinstance(node.value, dict):
+            return self.part(section, path, node.value)
+        self.report(path, f"expected a name or a mapping, found {found(node.plain)}")
+        return None
+
+    def validate(
+        self, model: type[Section], data: dict[str, Any], section: str, path: str, owner: str
+    ) -> Section | None:
+        try:
+            return model.model_validate(data)
+        except ValidationError as error:
+            places = self.positions, self.keys
+            self.problems += problems_of(error, model, owner, section, path, *places)
+            return None
+
+    def kind_of(self, section: str, path: str, children: Mapping[str, Node]) -> type[Part] | None:
         kinds = catalogue()[section]
         node = children.get("kind")
         if node is None:
-            self.report(section, f"missing kind: one of {', '.join(kinds)}")
+            self.report(path, f"missing kind: one of {', '.join(kinds)}")
             return None
         if not isinstance(node.value, str) or node.value not in kinds:
             hint = did_you_mean(node.value, kinds) if isinstance(node.value, str) else ""
             message = f"expected one of {', '.join(kinds)}, found {found(node.plain)}{hint}"
-            self.report(f"{section}.kind", message)
+            self.report(f"{path}.kind", message)
             return None
         return kinds[node.value]
 

@@ -51,9 +51,20 @@ def _section_schema(section: type[Section]) -> dict[str, Any]:
     if issubclass(section, Part):
         kind = {"const": section.kind, "description": section.summary}
         schema["properties"] = {"kind": kind, **options}
+        if section.nested is not None:
+            options[section.nested]["items"] = _member(section)
     # A file that extends another may leave any option to its parent.
     schema.pop("required", None)
     return schema
+
+
+def _member(part: type[Part]) -> dict[str, Any]:
+    """Schema of a part inside `part`: another one of its section that has no parts inside."""
+    others = {
+        k: p for k, p in catalogue()[part.section].items() if p.implementation and p.nested is None
+    }
+    whole = [{**_section_schema(other), "required": ["kind"]} for other in others.values()]
+    return {"anyOf": [{"enum": list(others)}, _VARIABLE, *whole]}
 
 
 def _names(section: str) -> dict[str, Any]:

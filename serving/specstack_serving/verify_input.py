@@ -108,6 +108,7 @@ def verify_batch(
     packed: PackedNodes,
     *,
     window_mask: bool,
+    capture_hidden_mode: Any,
 ) -> Any:
     """Turn `batch` into a TARGET_VERIFY forward over the trees.
 
@@ -130,7 +131,7 @@ def verify_batch(
         spec_steps=tree.num_draft_tokens - 1,
         topk=1 if tree.num_draft_tokens == 1 else 2,
         draft_token_num=tree.num_draft_tokens,
-        capture_hidden_mode=sgl.CaptureHiddenMode.NULL,
+        capture_hidden_mode=capture_hidden_mode,
         seq_lens_sum=None,
         seq_lens_cpu=batch.seq_lens_cpu,
     )
@@ -142,7 +143,7 @@ def verify_batch(
     return sgl.ForwardBatch.init_new(
         batch,
         model_runner,
-        capture_hidden_mode=sgl.CaptureHiddenMode.NULL,
+        capture_hidden_mode=capture_hidden_mode,
         return_hidden_states_before_norm=False,
     )
 

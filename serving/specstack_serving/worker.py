@@ -9,6 +9,7 @@ counts committed KV and excludes the pending bonus token, which is the root of t
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -18,12 +19,20 @@ from torch import Tensor
 
 from specstack.bind import bind
 from specstack.budget.base import Load
-from specstack.round import Speculator
-from specstack.types import AcceptResult, DraftTree, NodeLogits, SamplingTensors
+from specstack.round import RoundOutcome, Speculator
+from specstack.types import (
+    AcceptResult,
+    CommittedTokens,
+    DraftBatch,
+    DraftTree,
+    NodeLogits,
+    SamplingTensors,
+)
 from specstack_serving import sglang_compat as sgl
 from specstack_serving.admission import wants_speculation
 from specstack_serving.carrier import current_plan
 from specstack_serving.exporter import RoundExporter
+from specstack_serving.features import FeatureReader, draft_batch
 from specstack_serving.logits import adjust_logits, needs_output_history
 from specstack_serving.sampling import UniformSource, sampling_tensors
 from specstack_serving.verify_input import (
@@ -51,18 +60,31 @@ class SpecstackWorker(sgl.BaseSpecWorker):  # type: ignore[misc]
         widths = plan.shapes.verify_widths
         if self.runs_on_cpu:
             widths = tuple(range(1, max(widths) + 1))
+        self._drafter = parts.drafter
         self._speculator = Speculator(parts.drafter, parts.tree_builder, parts.verify_rule, widths)
+        self._features: FeatureReader | None = None
+        if parts.drafter.needs is not None:
+            self._features = FeatureReader(parts.drafter.needs, target_worker.model_runner)
         self._uniforms = UniformSource(sgl.get_device().device, target_worker.random_seed)
         exports = sgl.get_observability().enable_metrics and sgl.get_parallel().tp_rank == 0
         self._exporter = RoundExporter(
             plan.metrics, sgl.get_serving().served_model_name, enabled=exports
         )
+        self._unreported: deque[tuple[RoundOutcome, int]] = deque()
+        """Rounds and their opted-out requests, until the scheduler has their accept counts."""
         self.speculative_num_draft_tokens = plan.shapes.max_draft_budget + 1
         """Read by SGLang's own gauge; follows the width of the last round."""
 
     @property
     def draft_worker(self) -> None:
         """No draft ModelRunner."""
+
+    def alloc_memory_pool(self, **kwargs: Any) -> None:
+        """The pools are there: the drafter can mirror them."""
+        super().alloc_memory_pool(**kwargs)
+        if self._features is not None:
+            num_slots = len(kwargs["req_to_token_pool"].req_to_token)
+            self._drafter.attach(self._features.runtime(num_slots))
 
     def forward_batch_generation(
         self,
@@ -81,12 +103,19 @@ class SpecstackWorker(sgl.BaseSpecWorker):  # type: ignore[misc]
         self, num_correct_drafts_per_req: list[int], batch_size: int = 0
     ) -> None:
         """Accept counts of the oldest unreported round, now on the host."""
+        outcome, num_opted_out = self._unreported.popleft()
+        self._exporter.round(replace(outcome.record, num_opted_out=num_opted_out))
         self._exporter.verified(num_correct_drafts_per_req)
 
     def _prefill(self, batch: Any, publish: Callable[[Tensor], None]) -> Any:
         """Run the target over the prompts; a finished prompt starts a slot of the drafter."""
         own_sampling = self._needs_own_sampling(batch)
-        result = self._target_worker.forward_batch_generation(batch, is_verify=own_sampling)
+        reader = self._features
+        result = self._target_worker.forward_batch_generation(
+            batch,
+            is_verify=own_sampling,
+            capture_hidden_mode=None if reader is None else reader.capture_mode,
+        )
         slots = [req.kv.req_pool_idx for req in batch.reqs]
         for slot, req in zip(slots, batch.reqs, strict=True):
             tokens = req.get_fill_ids()
@@ -97,6 +126,9 @@ class SpecstackWorker(sgl.BaseSpecWorker):  # type: ignore[misc]
         publish(batch.seq_lens)
         next_tokens = result.next_token_ids
         self._speculator.emitted(slots, next_tokens[:, None], torch.ones_like(next_tokens))
+        if reader is not None:
+            hidden = reader.take_hidden(result.logits_output)
+            self._speculator.absorb(reader.prefilled(batch, slots, hidden, next_tokens))
         result.new_seq_lens = batch.seq_lens
         result.next_draft_input = DraftState(next_tokens, batch.seq_lens)
         return result
@@ -135,11 +167,12 @@ class SpecstackWorker(sgl.BaseSpecWorker):  # type: ignore[misc]
         wanted = [wants_speculation(req.sampling_params.custom_params) for req in batch.reqs]
         speculate = [w and not r.finished() for w, r in zip(wanted, batch.reqs, strict=True)]
         target = _BatchTarget(self, batch, slots, publish)
-        bonus_tokens = batch.spec_info.bonus_tokens.to(torch.int64)
-        outcome = self._speculator.round(slots, bonus_tokens, speculate, budget, target)
+        outcome = self._speculator.round(
+            slots, target.draft_batch().bonus_tokens, speculate, budget, target
+        )
         tree, accepted = outcome.tree, outcome.accepted
         # A request that has ended gets no drafts either, but it did not opt out.
-        self._exporter.round(replace(outcome.record, num_opted_out=wanted.count(False)))
+        self._unreported.append((outcome, wanted.count(False)))
         self.speculative_num_draft_tokens = tree.num_draft_tokens
         logits_output = target.logits_output
         if batch.return_logprob:
@@ -172,10 +205,22 @@ class _BatchTarget:
         self._slots = slots
         self._publish = publish
         self._seq_lens = batch.seq_lens
+        reads_features = worker._features is not None
+        self._before = draft_batch(
+            batch,
+            slots,
+            batch.spec_info.bonus_tokens,
+            batch.seq_lens,
+            int(batch.seq_lens_cpu.max()) if reads_features else 0,
+        )
         self.logits_output: Any = None
         self.logits: NodeLogits
         self.new_seq_lens: Tensor
         self.can_run_cuda_graph = False
+
+    def draft_batch(self) -> DraftBatch:
+        """Rows of the token table; none for a drafter that reads tokens alone."""
+        return self._before
 
     def verify(self, tree: DraftTree) -> NodeLogits:
         """Run the target over the trees and adjust its logits."""
@@ -183,14 +228,22 @@ class _BatchTarget:
         self._window = window_slots(batch, tree.num_draft_tokens)
         on_cpu = self._worker.runs_on_cpu
         packed = pack_nodes(tree, ragged=on_cpu)
+        reader = self._worker._features
         self._forward_batch = verify_batch(
-            batch, model_runner, tree, self._window, packed, window_mask=on_cpu
+            batch,
+            model_runner,
+            tree,
+            self._window,
+            packed,
+            window_mask=on_cpu,
+            capture_hidden_mode=reader.capture_mode if reader else sgl.CaptureHiddenMode.NULL,
         )
         out = self._worker.target_worker.forward_batch_generation(
             batch=None, forward_batch=self._forward_batch, is_verify=True
         )
         self.logits_output, self.can_run_cuda_graph = out.logits_output, out.can_run_cuda_graph
         self.logits = NodeLogits(self.logits_output.next_token_logits, packed.rows)
+        self._hidden = reader.take_hidden(self.logits_output) if reader else None
         speculator = self._worker._speculator
         adjust_logits(
             self.logits,
@@ -217,6 +270,12 @@ class _BatchTarget:
         self.new_seq_lens = self._seq_lens + accepted.accept_lens.to(self._seq_lens.dtype)
         self._publish(self.new_seq_lens)
         return accepted
+
+    def committed(self, tree: DraftTree, accepted: AcceptResult) -> CommittedTokens | None:
+        """Features of the accepted paths."""
+        if (reader := self._worker._features) is None:
+            return None
+        return reader.verified(self._before, self._window, self._hidden, self.logits.rows, accepted)
 
 
 def _slots(batch: Any) -> list[int]:

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from specstack.drafters.base import TokenDrafter
 from specstack.drafters.continuations import Candidates, Continuations
 from specstack.drafters.shared_history import SharedHistory
 from specstack.drafters.suffix_index import SuffixIndex
-from specstack.types import DraftProposal
+from specstack.types import DraftBatch, DraftProposal
 
 
 def match_weight(match_len: int) -> float:
@@ -26,7 +27,7 @@ def match_weight(match_len: int) -> float:
     return max(0.5, match_len - 1.0)
 
 
-class NgramDrafter:
+class NgramDrafter(TokenDrafter):
     """Keeps each slot's tokens and proposes their earlier continuations."""
 
     def __init__(
@@ -78,8 +79,12 @@ class NgramDrafter:
         if finished is not None and self._shared is not None:
             self._shared.add(finished.tokens)
 
-    def propose(self, slots: Sequence[int], draft_budget: int) -> DraftProposal:
+    def propose(self, batch: DraftBatch, draft_budget: int) -> DraftProposal:
         """Propose the best `draft_budget` candidates of each slot and its most probable chain."""
+        return self.continue_slots(batch.slots, draft_budget)
+
+    def continue_slots(self, slots: Sequence[int], draft_budget: int) -> DraftProposal:
+        """As `propose`; a slot is all that this drafter needs to know of a request."""
         if draft_budget == 0:
             return _pack([Candidates() for _ in slots])
         return _pack([self._continue(self._slots[slot], draft_budget) for slot in slots])

@@ -25,6 +25,7 @@ def assemble_tree(
     num_draft_tokens: int,
     max_depth: int,
     min_survival: float = 0.0,
+    sources: Int[Tensor, "B S"] | None = None,
 ) -> DraftTree:
     """Put the root in front, pad to N and link. Host sync: none.
 
@@ -32,6 +33,7 @@ def assemble_tree(
         parent_index: in nodes of the tree to build (0 is the root, draft s is node s + 1).
         log_q: cumulative along the path; -inf marks dead drafts, which stand last.
         min_survival: less likely paths are dead, too; what continues them is less likely still.
+        sources: as `DraftProposal.sources`, of the chosen drafts.
     """
     price = math.log(min_survival) if min_survival > 0 else -math.inf
     is_live = (log_q > -torch.inf) & (log_q >= price)
@@ -53,4 +55,5 @@ def assemble_tree(
         retrieve_next_sibling=linked.retrieve_next_sibling,
         log_q=node_log_q,
         num_nodes=num_nodes,
+        sources=None if sources is None else pad(torch.where(is_live, sources, 0), padding),
     )

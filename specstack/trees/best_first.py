@@ -38,7 +38,7 @@ class BestFirstBuilder:
         log_q = proposal.log_q
         if self.width is not None:
             log_q = _limit_width(proposal.parent_index, log_q, self.width)
-        path_log_q = _accumulate(proposal.parent_index, log_q, self.depth)
+        path_log_q = accumulate_log_q(proposal.parent_index, log_q, self.depth)
         # Stable: among equals the parent, which stands first in the row, stays first.
         ranked, order = path_log_q.sort(dim=1, descending=True, stable=True)
         order = order[:, :draft_budget]
@@ -55,10 +55,11 @@ class BestFirstBuilder:
             num_draft_tokens=draft_budget + 1,
             max_depth=self.depth,
             min_survival=min_survival,
+            sources=None if proposal.sources is None else proposal.sources.gather(1, order),
         )
 
 
-def _accumulate(
+def accumulate_log_q(
     parent_index: Int[Tensor, "B M"], log_q: Float[Tensor, "B M"], depth: int
 ) -> Float[Tensor, "B M"]:
     """Return the log q of every candidate's path, -inf beyond `depth`.

@@ -50,4 +50,5 @@ class ChainBuilder:
             num_draft_tokens=draft_budget + 1,
             max_depth=self.depth,
             min_survival=min_survival,
+            sources=None if proposal.sources is None else proposal.sources.gather(1, chain),
         )

@@ -42,6 +42,8 @@ NOT_IN_THE_SCHEMA = {
     "types_rows_not_rising": "a relation between two rows",
     "types_target_not_a_model": "checked by code",
     "types_table_without_rows": "rows may come from a parent",
+    "types_head_not_a_checkpoint": "checked by code",
+    "types_head_without_checkpoint": "it may come from a parent",
 }
 
 

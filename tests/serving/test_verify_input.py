@@ -184,7 +184,9 @@ def test_the_verify_batch_describes_every_computed_node(
         built.append(args)
 
     monkeypatch.setattr(sgl, "ForwardBatch", SimpleNamespace(init_new=init_new), raising=False)
-    verify_batch(batch, "runner", tree, window, packed, window_mask=window_mask)
+    verify_batch(
+        batch, "runner", tree, window, packed, window_mask=window_mask, capture_hidden_mode=None
+    )
     assert built == [(batch, "runner")]
     info, kept = batch.spec_info, packed.computed
     positions = tree.depth + torch.tensor([[3], [5], [0]])

@@ -187,7 +187,7 @@ class TestOthers:
             ("fixed", "0: plain decoding (required)"),
             ("budget", "budget table"),
             ("best_first", "needs: drafts"),
-            ("target", "provides: logits, tokens"),
+            ("target", "provides: logits, target_features, tokens"),
             ("verify", "implementation: specstack.verify.greedy:GreedyRule"),
         ],
     )

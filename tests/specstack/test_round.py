@@ -11,14 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import specstack.round
 from specstack.budget.base import Budget
+from specstack.drafters.base import FeatureNeeds, TokenDrafter
 from specstack.drafters.ngram import NgramDrafter
+from specstack.models.heads.features import TargetFeatures
 from specstack.plan import verify_widths
 from specstack.round import MAX_PENDING, Speculator
 from specstack.trees.base import TreeBuilder
 from specstack.trees.best_first import BestFirstBuilder
 from specstack.trees.chain import ChainBuilder
-from specstack.types import AcceptResult, DraftProposal, DraftTree, NodeLogits, SamplingTensors
+from specstack.types import (
+    AcceptResult,
+    CommittedTokens,
+    DraftBatch,
+    DraftProposal,
+    DraftTree,
+    NodeLogits,
+    SamplingTensors,
+)
 from specstack.verify.greedy import GreedyRule
 
 VOCAB = 7
@@ -42,13 +53,19 @@ def plain(prompt: Sequence[int], num: int) -> list[int]:
 
 @dataclass
 class ToyTarget:
-    """Greedy logits of `toy_next`; keeps the committed tokens of each slot, root excluded."""
+    """Greedy logits of `toy_next`; `texts` are the committed tokens per slot, root excluded."""
 
-    committed: dict[int, list[int]]
+    texts: dict[int, list[int]]
     slots: Sequence[int]
     calls: list[str] = field(default_factory=list)
     tree: DraftTree | None = None
     num_positions: int = 0
+
+    def draft_batch(self) -> DraftBatch:
+        """As many tokens as there are; the bonus tokens are not this target's business."""
+        seq_lens = torch.tensor([len(self.texts[slot]) for slot in self.slots])
+        none = torch.zeros(len(self.slots), 0, dtype=torch.int64)
+        return DraftBatch(tuple(self.slots), torch.zeros_like(seq_lens), seq_lens, none)
 
     def verify(self, tree: DraftTree) -> NodeLogits:
         """Computes live nodes alone, as the contract allows."""
@@ -63,7 +80,7 @@ class ToyTarget:
                 order = sorted(seen.tolist(), key=lambda n: int(tree.depth[b, n]))
                 path = [int(tree.tokens[b, n]) for n in order]
                 rows[b, node] = len(values)
-                values.append(one_hot(toy_next([*self.committed[slot], *path])))
+                values.append(one_hot(toy_next([*self.texts[slot], *path])))
         return NodeLogits(torch.stack(values), rows)
 
     def sampling(self, num_positions: int) -> SamplingTensors:
@@ -78,12 +95,19 @@ class ToyTarget:
         self.calls.append("commit")
         for b, slot in enumerate(self.slots):
             path = [n for n in accepted.accept_index[b].tolist() if n >= 0]
-            self.committed[slot] += tree.tokens[b, path].tolist()
+            self.texts[slot] += tree.tokens[b, path].tolist()
         return accepted
+
+    def committed(self, tree: DraftTree, accepted: AcceptResult) -> CommittedTokens | None:
+        self.calls.append("committed")
+        nothing = torch.zeros(0, dtype=torch.int64)
+        return CommittedTokens(
+            TargetFeatures(), nothing, nothing, nothing, nothing, self.draft_batch(), 0
+        )
 
 
 @dataclass
-class ScriptedDrafter:
+class ScriptedDrafter(TokenDrafter):
     """Proposes one chain of fixed tokens per slot and records what it is told."""
 
     calls: list[object]
@@ -95,9 +119,9 @@ class ScriptedDrafter:
     def observe(self, slot: int, tokens: Sequence[int]) -> None:
         self.calls.append(("observe", slot, list(tokens)))
 
-    def propose(self, slots: Sequence[int], draft_budget: int) -> DraftProposal:
-        self.calls.append(("propose", list(slots), draft_budget))
-        shape = (len(slots), self.length)
+    def propose(self, batch: DraftBatch, draft_budget: int) -> DraftProposal:
+        self.calls.append(("propose", list(batch.slots), draft_budget))
+        shape = (len(batch.slots), self.length)
         return DraftProposal(
             torch.arange(self.length).expand(shape),
             torch.arange(-1, self.length - 1).expand(shape),
@@ -213,7 +237,7 @@ def test_a_reused_slot_starts_clean() -> None:
 
 
 @dataclass
-class WildDrafter:
+class WildDrafter(TokenDrafter):
     """Random tries, right and wrong: rounds must be exact whatever is drafted."""
 
     seed: int
@@ -225,11 +249,11 @@ class WildDrafter:
     def observe(self, slot: int, tokens: Sequence[int]) -> None:
         self.history[slot] += tokens
 
-    def propose(self, slots: Sequence[int], draft_budget: int) -> DraftProposal:
+    def propose(self, batch: DraftBatch, draft_budget: int) -> DraftProposal:
         self.seed += 1
         rng = torch.Generator().manual_seed(self.seed)
         tokens, parents, log_q = [], [], []
-        for slot in slots:
+        for slot in batch.slots:
             used: dict[int, set[int]] = {}
             row: list[list[int]] = []
             for m in range(draft_budget):
@@ -247,7 +271,7 @@ class WildDrafter:
             tokens.append([path[-1] for path in row] + [0] * dead)
             parents += [-1] * dead
             log_q.append([-0.3] * len(row) + [float("-inf")] * dead)
-        shape = (len(slots), draft_budget)
+        shape = (len(batch.slots), draft_budget)
         return DraftProposal(
             torch.tensor(tokens).reshape(shape), torch.tensor(parents).reshape(shape),
             torch.tensor(log_q).reshape(shape),
@@ -309,3 +333,43 @@ def test_tokens_do_not_pile_up_while_nothing_is_proposed() -> None:
     observed = [call for call in calls if isinstance(call, tuple) and call[0] == "observe"]
     assert len(observed) == MAX_PENDING
     assert not any(isinstance(call, tuple) and call[0] == "propose" for call in calls)
+
+
+@dataclass
+class FeatureOnlyDrafter(ScriptedDrafter):
+    """Reads features alone."""
+
+    needs_tokens = False
+    needs = FeatureNeeds((1,), ())
+
+    def absorb(self, committed: CommittedTokens) -> None:
+        self.calls.append(("absorb", committed.batch.seq_lens.tolist()))
+
+
+@pytest.mark.parametrize("budget", [0, 4])
+def test_features_are_absorbed_after_every_round_that_commits(budget: int) -> None:
+    """Also without drafts, so that nothing is missing when they resume."""
+    calls: list[object] = []
+    spec = Speculator(FeatureOnlyDrafter(calls), ChainBuilder(8), GreedyRule(), verify_widths((4,)))
+    assert spec.needs == FeatureNeeds((1,), ())
+    spec.begin(0, [1, 2], [])
+    target = ToyTarget({0: [1, 2]}, [0])
+    spec.round([0], torch.tensor([3]), [True], Budget(budget, "test"), target)
+    assert target.calls == ["verify", "sampling", "commit", "committed"]
+    assert calls == [("propose", [0], 4)] * (budget > 0) + [("absorb", [len(target.texts[0])])]
+
+
+def test_a_drafter_of_features_never_waits_for_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host copies are not read between rounds."""
+    spec = Speculator(FeatureOnlyDrafter([]), ChainBuilder(8), GreedyRule(), verify_widths((4,)))
+    spec.begin(0, [1, 2], [])
+    target = ToyTarget({0: [1, 2]}, [0])
+
+    def read(copy: object) -> None:
+        raise AssertionError("the host waited")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(specstack.round._HostCopy, "tolist", read)
+        for _ in range(3):
+            spec.round([0], torch.tensor([3]), [True], Budget(4, "test"), target)
+    assert len(spec.output_tokens(0)) >= 3

@@ -9,12 +9,16 @@ from __future__ import annotations
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 
+from specstack_dsl.parts.autoregressive import Autoregressive
 from specstack_dsl.parts.base import BudgetPart, DrafterPart, Part, Section, TreePart, VerifyPart
 from specstack_dsl.parts.best_first import BestFirst
+from specstack_dsl.parts.block import Block
 from specstack_dsl.parts.chain import Chain
 from specstack_dsl.parts.engine import Engine
 from specstack_dsl.parts.fixed import Fixed
 from specstack_dsl.parts.greedy import Greedy
+from specstack_dsl.parts.head import HeadPart
+from specstack_dsl.parts.merge import Merge
 from specstack_dsl.parts.metrics import Metrics
 from specstack_dsl.parts.ngram import Ngram
 from specstack_dsl.parts.plain import NoDrafter
@@ -32,6 +36,8 @@ __all__ = [
     "DrafterPart",
     "Engine",
     "Fixed",
+    "HeadPart",
+    "Merge",
     "Metrics",
     "Part",
     "Row",
@@ -59,6 +65,9 @@ CONTRACTS: dict[str, type[Part]] = {
 
 BUILT_IN: tuple[type[Part], ...] = (
     Ngram,
+    Autoregressive,
+    Block,
+    Merge,
     NoDrafter,
     Chain,
     BestFirst,

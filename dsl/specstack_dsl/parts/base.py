@@ -54,6 +54,8 @@ class Part(Section):
     kind: ClassVar[str]
     implementation: ClassVar[str]
     """`module:Class`; empty for a part without one."""
+    nested: ClassVar[str | None] = None
+    """Option that is a list of parts of the same section."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -65,6 +67,11 @@ class DrafterPart(Part):
     """What proposes tokens."""
 
     section = "drafter"
+
+    @property
+    def members(self) -> tuple[DrafterPart, ...] | None:
+        """The drafters that this one is made of; None: it proposes by itself."""
+        return None
 
 
 class TreePart(Part):

@@ -18,7 +18,8 @@ def is_folder(model: str) -> bool:
     return model.startswith((".", "/", "~"))
 
 
-def _model_name(model: str) -> str:
+def model_name(model: str) -> str:
+    """Check the form of a name; raises ValueError."""
     name = model.removeprefix(PACKAGED_PREFIX)
     if is_folder(model) or _HUB_ID.fullmatch(name):
         return model
@@ -33,9 +34,9 @@ class Target(Section):
 
     section = "target"
     summary: ClassVar[str] = "The model whose output is served; speculation never changes it."
-    provides = frozenset({"tokens", "logits"})
+    provides = frozenset({"tokens", "logits", "target_features"})
 
-    model: Annotated[str, AfterValidator(_model_name)] = Field(
+    model: Annotated[str, AfterValidator(model_name)] = Field(
         description="Hugging Face id, local folder (./ or /), or packaged:NAME"
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(

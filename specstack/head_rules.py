@@ -1,0 +1,124 @@
+"""What a plan with trained heads may not contradict: sentences as in `plan_rules`.
+
+A head that is not on this machine is not checked; `plan_rules.warnings` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from specstack.head_facts import drafters
+from specstack.models.heads.config import HeadConfig
+from specstack_dsl.parts import HeadPart
+
+if TYPE_CHECKING:
+    from specstack.plan import HeadPlan
+    from specstack.plan_rules import Context
+
+Finding = tuple[str, str]
+_SIZES = ("hidden_size", "num_layers", "vocab_size", "num_heads", "num_kv_heads", "head_dim")
+
+
+def _known(context: Context) -> Iterator[tuple[HeadPlan, HeadConfig]]:
+    for head in context.plan.heads:
+        if head.config is not None:
+            yield head, head.config
+
+
+def stated(config: HeadConfig) -> dict[str, Any]:
+    """What a checkpoint says, by the options that may state it."""
+    return {
+        "context": config.context.source,
+        "draft_vocab": config.draft_vocab_size,
+        "mask": config.mask,
+        "conditioning": config.conditioning.kind,
+        "block_size": config.block_size,
+    }
+
+
+def a_checkpoint_is_what_the_pipeline_says(context: Context) -> Iterator[Finding]:
+    """What is stated of a head is there to be relied on."""
+    parts = dict(drafters(context.pipeline))
+    for head, config in _known(context):
+        part = parts[head.place]
+        assert isinstance(part, HeadPart)
+        for option in part.statements:
+            said, found = getattr(part, option), stated(config)[option]
+            if said is not None and said != found:
+                yield (
+                    f"{head.place}.{option}",
+                    f"the pipeline says {said}, but the head {head.checkpoint} has"
+                    f" {'all tokens' if found is None else found}: remove the line, or name"
+                    " another head",
+                )
+
+
+def a_head_is_made_for_its_target(context: Context) -> Iterator[Finding]:
+    """A head reads the target's layers and shares its tables; their sizes are its own."""
+    facts, target = context.facts, context.plan.target.model
+    if facts is None:
+        return
+    for head, config in _known(context):
+        differ = [
+            f"{name} {getattr(config.target, name)}, not {getattr(facts, name)}"
+            for name in _SIZES
+            if getattr(config.target, name) != getattr(facts, name)
+        ]
+        if differ:
+            yield (
+                f"{head.place}.checkpoint",
+                f"the head {head.checkpoint} was made for {config.target.name}, which is not"
+                f" {target}: {'; '.join(differ)}",
+            )
+
+
+def a_tree_is_no_deeper_than_its_block(context: Context) -> Iterator[Finding]:
+    """A block has one slot per depth; of a merge one drafter that goes deeper is enough."""
+    heads = list(_known(context))
+    if len(heads) < len(list(drafters(context.pipeline))):
+        return
+    if any(config.form != "block" for _, config in heads):
+        return
+    deepest, depth = max(config.block_size - 1 for _, config in heads), context.pipeline.tree.depth
+    if depth > deepest:
+        names = " and ".join(head.checkpoint for head, _ in heads)
+        yield (
+            "tree.depth",
+            f"the tree is {depth} deep, but the blocks of {names} hold {deepest} drafts behind"
+            f" their anchor: set tree.depth to at most {deepest}",
+        )
+
+
+def a_head_runs_on_one_rank(context: Context) -> Iterator[Finding]:
+    """Heads share the target's tables and KV heads, which tensor parallelism splits."""
+    tp, heads = context.plan.engine.tp, context.plan.heads
+    if heads and tp > 1:
+        yield (
+            "engine.tp",
+            f"tp is {tp}, but the head {heads[0].checkpoint} needs the target's whole tables on"
+            " one rank: set tp to 1",
+        )
+
+
+HEAD_RULES: tuple[Callable[[Context], Iterator[Finding]], ...] = (
+    a_checkpoint_is_what_the_pipeline_says,
+    a_head_is_made_for_its_target,
+    a_tree_is_no_deeper_than_its_block,
+    a_head_runs_on_one_rank,
+)
+
+
+def head_warnings(context: Context) -> Iterator[str]:
+    """Yield what is allowed, but worth knowing."""
+    for head in context.plan.heads:
+        if head.config is None:
+            yield f"the head {head.checkpoint} is not on this machine: nothing was checked"
+        elif (
+            head.config.form == "autoregressive"
+            and context.pipeline.tree.depth > head.config.block_size
+        ):
+            yield (
+                f"the head {head.checkpoint} was trained to depth {head.config.block_size}; beyond"
+                f" it, up to tree.depth {context.pipeline.tree.depth}, it is on its own"
+            )
