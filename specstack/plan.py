@@ -122,6 +122,15 @@ class Plan(_Data):
         return bool(self.drafter.implementation)
 
     @property
+    def merged_drafters(self) -> tuple[str, ...]:
+        """Names of a merge's drafters, in its order: kinds, numbered where one occurs twice."""
+        kinds = [part["kind"] for part in self.drafter.options.get("of", ())]
+        return tuple(
+            kind if kinds.count(kind) == 1 else f"{kind}_{kinds[:i].count(kind)}"
+            for i, kind in enumerate(kinds)
+        )
+
+    @property
     def hash(self) -> str:
         """SHA-256 of what decides the run: not of origins, warnings, local paths or addresses."""
         data = self.model_dump(

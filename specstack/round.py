@@ -35,6 +35,8 @@ from specstack.verify.base import VerifyRule
 
 MAX_PENDING = 64
 """Rounds whose tokens may wait on the device; the host waits for them when more do."""
+MAX_DRAFTERS = 8
+"""Of a merge."""
 
 
 class Target(Protocol):
@@ -82,6 +84,7 @@ class RoundOutcome:
     _facts: dict[str, Any]
     _drafts_per_depth: _HostCopy
     _num_drafting: _HostCopy
+    _per_drafter: _HostCopy | None
 
     @property
     def record(self) -> RoundRecord:
@@ -89,8 +92,13 @@ class RoundOutcome:
         counts = self._drafts_per_depth.tolist()
         while counts and counts[-1] == 0:
             counts.pop()
+        drafts, correct = self._per_drafter.tolist() if self._per_drafter else ((), ())
         return RoundRecord(
-            num_drafting=self._num_drafting.tolist(), nodes_per_depth=tuple(counts), **self._facts
+            num_drafting=self._num_drafting.tolist(),
+            nodes_per_depth=tuple(counts),
+            drafts_per_drafter=tuple(drafts),
+            correct_per_drafter=tuple(correct),
+            **self._facts,
         )
 
 
@@ -192,7 +200,7 @@ class Speculator:
             "verify_seconds": verified - built,
             "accept_seconds": finished - verified,
         }
-        return RoundOutcome(tree, accepted, facts, *counts)
+        return RoundOutcome(tree, accepted, facts, *counts, _per_drafter(tree, accepted))
 
     def _propose(
         self, target: Target, speculate: Sequence[bool], draft_budget: int
@@ -262,6 +270,17 @@ def _counts(tree: DraftTree, max_depth: int) -> tuple[_HostCopy, _HostCopy]:
     per_depth = torch.zeros(max_depth + 1, dtype=torch.int64, device=node.device)
     per_depth.scatter_add_(0, tree.depth.reshape(-1), is_live.reshape(-1).long())
     return _HostCopy(per_depth[1:]), _HostCopy((tree.num_nodes > 1).sum())
+
+
+def _per_drafter(tree: DraftTree, accepted: AcceptResult) -> _HostCopy | None:
+    """Live drafts and correct drafts of each drafter of a merge, [2, MAX_DRAFTERS]."""
+    if tree.sources is None:
+        return None
+    bits = torch.arange(MAX_DRAFTERS, device=tree.sources.device)
+    is_from = (tree.sources[..., None] >> bits) & 1  # [B, N, MAX_DRAFTERS]; 0 at the root
+    path = accepted.accept_index[..., None]
+    on_path = is_from.gather(1, path.clamp(min=0).expand(-1, -1, MAX_DRAFTERS)) * (path >= 0)
+    return _HostCopy(torch.stack([is_from.sum((0, 1)), on_path.sum((0, 1))]))
 
 
 def _spread(proposal: DraftProposal, speculate: Sequence[bool]) -> DraftProposal:

@@ -7,6 +7,7 @@ prometheus_client chooses its mode at import, so it is imported when the worker 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -18,8 +19,21 @@ from specstack.plan import MetricsPlan
 class RoundExporter:
     """Counts rounds; accept counts arrive one scheduler step after their round."""
 
-    def __init__(self, metrics: MetricsPlan, model_name: str, *, enabled: bool) -> None:
-        """Args: enabled: False on all ranks but one, and when the server exports nothing."""
+    def __init__(
+        self,
+        metrics: MetricsPlan,
+        model_name: str,
+        *,
+        enabled: bool,
+        drafters: Sequence[str] = (),
+    ) -> None:
+        """Register the metrics.
+
+        Args:
+            enabled: False on all ranks but one, and when the server exports nothing.
+            drafters: names of a merge's, in its order.
+        """
+        self._drafters = drafters
         self._labels = {"model_name": model_name}
         self._per_position = metrics.per_position
         self._families = _families(metrics.prefix, tuple(self._labels)) if enabled else {}
@@ -40,6 +54,10 @@ class RoundExporter:
             for position, count in enumerate(record.nodes_per_depth):
                 name = "spec_decode_num_draft_tokens_per_pos"
                 self._add(name, count, position=str(position))
+        counts = zip(record.drafts_per_drafter, record.correct_per_drafter, strict=True)
+        for drafter, (drafts, correct) in zip(self._drafters, counts, strict=False):
+            self._add("spec_decode_num_draft_tokens_per_drafter", drafts, drafter=drafter)
+            self._add("spec_decode_num_accepted_tokens_per_drafter", correct, drafter=drafter)
         for phase in ("draft", "build", "verify", "accept"):
             seconds = getattr(record, f"{phase}_seconds")
             self._family(f"{phase}_seconds").observe(seconds)

@@ -68,7 +68,10 @@ class SpecstackWorker(sgl.BaseSpecWorker):  # type: ignore[misc]
         self._uniforms = UniformSource(sgl.get_device().device, target_worker.random_seed)
         exports = sgl.get_observability().enable_metrics and sgl.get_parallel().tp_rank == 0
         self._exporter = RoundExporter(
-            plan.metrics, sgl.get_serving().served_model_name, enabled=exports
+            plan.metrics,
+            sgl.get_serving().served_model_name,
+            enabled=exports,
+            drafters=plan.merged_drafters,
         )
         self._unreported: deque[tuple[RoundOutcome, int]] = deque()
         """Rounds and their opted-out requests, until the scheduler has their accept counts."""

@@ -25,3 +25,7 @@ class RoundRecord:
     verify_seconds: float
     accept_seconds: float
     """Acceptance, KV compaction, publishing."""
+    drafts_per_drafter: tuple[int, ...] = ()
+    """Proposed drafts by the drafter of a merge that proposed them; by several: counted by each."""
+    correct_per_drafter: tuple[int, ...] = ()
+    """Those that were correct."""

@@ -99,6 +99,23 @@ def test_counts_per_position_add_up_and_never_exceed_what_was_proposed(tmp_path:
     assert sum(by_position[1]) == got["specstack_spec_decode_num_accepted_tokens_total"]
 
 
+def test_a_merge_counts_its_drafters(tmp_path: Path) -> None:
+    script = """
+from dataclasses import replace
+plan = MetricsPlan(prefix="specstack", per_position=True)
+e = RoundExporter(plan, "m", enabled=True, drafters=("block", "ngram"))
+e.round(replace(record((4,)), drafts_per_drafter=(3, 2, 0), correct_per_drafter=(1, 0, 0)))
+e.round(record((1,)))
+"""
+    got = scraped(tmp_path, script)
+    drafts = "specstack_spec_decode_num_draft_tokens_per_drafter_total"
+    correct = "specstack_spec_decode_num_accepted_tokens_per_drafter_total"
+    assert got[f'{drafts}{{drafter="block"}}'] == 3
+    assert got[f'{drafts}{{drafter="ngram"}}'] == 2
+    assert got[f'{correct}{{drafter="block"}}'] == 1
+    assert f'{correct}{{drafter="ngram"}}' not in got
+
+
 def test_without_per_position_there_are_no_such_series(tmp_path: Path) -> None:
     got = scraped(tmp_path, MIXED.replace("exporter()", "exporter(per_position=False)"))
     assert not any("position=" in name for name in got)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -373,3 +373,33 @@ def test_a_drafter_of_features_never_waits_for_tokens(monkeypatch: pytest.Monkey
         for _ in range(3):
             spec.round([0], torch.tensor([3]), [True], Budget(4, "test"), target)
     assert len(spec.output_tokens(0)) >= 3
+
+
+class TwoDrafters(ScriptedDrafter):
+    """As a merge: the first two drafts of each chain are of drafter 0, the last two of drafter 2."""
+
+    def propose(self, batch: DraftBatch, draft_budget: int) -> DraftProposal:
+        proposal = super().propose(batch, draft_budget)
+        sources = torch.tensor([0b001, 0b101, 0b100]).expand_as(proposal.tokens)
+        return replace(proposal, sources=sources)
+
+
+def test_drafts_are_counted_for_every_drafter_of_a_merge() -> None:
+    drafter = TwoDrafters([], 3)
+    spec = Speculator(drafter, ChainBuilder(8), GreedyRule(), verify_widths((4,)))
+    target = ToyTarget({7: [1, 2], 9: [1, 2]}, [7, 9])
+    for slot in (7, 9):
+        spec.begin(slot, [1, 2], [])
+    outcome = spec.round([7, 9], torch.tensor([4, 4]), [True, False], Budget(4, "t"), target)
+    assert outcome.accepted.num_correct_drafts.tolist() == [1, 0]
+    assert outcome.record.drafts_per_drafter[:3] == (2, 0, 2)
+    assert outcome.record.correct_per_drafter[:3] == (1, 0, 0)
+
+
+def test_a_single_drafter_is_not_counted_twice() -> None:
+    calls: list[object] = []
+    spec = speculator(calls)
+    spec.begin(7, [1, 2], [])
+    target = ToyTarget({7: [1, 2]}, [7])
+    record = spec.round([7], torch.tensor([3]), [True], Budget(4, "t"), target).record
+    assert record.drafts_per_drafter == record.correct_per_drafter == ()
