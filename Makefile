@@ -24,7 +24,7 @@ $(STAMP):
 	@echo "installing specstack, SGLang and torch into $(VENV) (11 GB, a few minutes)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade pip
-	$(BIN)/pip install --progress-bar on -q -e '.[serve,dev]'
+	$(BIN)/pip install --progress-bar on -q -e '.[serve,train,dev]'
 	@rm -f $(VENV)/.specstack-*
 	@echo "$(CURDIR)" > $(LINK)
 	@touch $@

@@ -99,17 +99,22 @@ def read_answers(path: Path) -> Iterator[Answer]:
             if not line.endswith(b"\n") and START.startswith(line[: len(START)]):
                 return
             try:
-                answer = _from_data(json.loads(line))
-            except (ValueError, TypeError, LookupError) as error:
-                raise BadAnswers(f"{path}:{number}: not an answer: {error!r}") from None
+                answer = parse_answer(line)
+            except BadAnswers as error:
+                raise BadAnswers(f"{path}:{number}: {error}") from None
             if answer.line in seen:
                 raise BadAnswers(f"{path}:{number}: a second answer to line {answer.line}")
             seen.add(answer.line)
             yield answer
 
 
-def _from_data(record: Any) -> Answer:
-    for name in ("messages", "input_ids", "output_ids"):
-        if record[name] is not None:
-            record[name] = tuple(record[name])
-    return Answer(**record)
+def parse_answer(line: bytes) -> Answer:
+    """Read one line; raises BadAnswers, without the line's place."""
+    try:
+        record = json.loads(line)
+        for name in ("messages", "input_ids", "output_ids"):
+            if record[name] is not None:
+                record[name] = tuple(record[name])
+        return Answer(**record)
+    except (ValueError, TypeError, LookupError) as error:
+        raise BadAnswers(f"not an answer: {error!r}") from None

@@ -12,11 +12,13 @@ from typing import Any
 
 import click
 
+from specstack.evaluation.cli import evaluate
 from specstack.training.answer_file import InUse
 from specstack.training.answers import BadAnswers
 from specstack.training.chat_client import ServerUnusable, is_http_url
 from specstack.training.regenerate import TooManyFailed
 from specstack.training.regenerate_job import BadInput, Job, Options, open_job, run_job
+from specstack.training.train_cli import Failure, train
 
 FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
 EXIT_CODES = """
@@ -44,17 +46,13 @@ def _json_object(context: click.Context, option: click.Parameter, value: str) ->
     return found
 
 
-class Failure(click.ClickException):
-    """An end with a message, no traceback, and this exit code."""
-
-    def __init__(self, text: str, code: int) -> None:
-        super().__init__(text)
-        self.exit_code = code  # type: ignore[misc]  # click declares it for the class
-
-
 @click.group()
 def draft() -> None:
-    """Make draft heads for a target: first of all, its own answers to train on."""
+    """Make draft heads for a target: its own answers first, then a head trained on them."""
+
+
+draft.add_command(train)
+draft.add_command(evaluate)
 
 
 @draft.command(epilog=EXIT_CODES, context_settings={"max_content_width": 100})
