@@ -32,7 +32,9 @@ APPLICATIONS = {
     ),
     "models": Application("specstack.models.cli:models", "List and get packaged models."),
     "draft": Application(
-        "specstack.training.cli:draft", "Make draft heads: the target's answers.", extra="train"
+        "specstack.training.cli:draft",
+        "Make draft heads: answers, training, evaluation.",
+        extra="train",
     ),
 }
 

@@ -1,0 +1,1 @@
+"""How well a drafter drafts: `specstack draft eval`. Torch; no engine and no clock."""
