@@ -73,6 +73,21 @@ def a_head_is_made_for_its_target(context: Context) -> Iterator[Finding]:
             )
 
 
+def a_head_taps_what_the_engine_hands_out(context: Context) -> Iterator[Finding]:
+    """SGLang takes a layer's output where the next layer starts, so the last one's is lost."""
+    if context.facts is None:
+        return
+    last = context.facts.num_layers - 1
+    for head, config in _known(context):
+        if last in config.context.target_layers:
+            yield (
+                f"{head.place}.checkpoint",
+                f"the head {head.checkpoint} reads the output of layer {last}, the last one of"
+                f" {context.plan.target.model}, which SGLang does not hand out: train a head on"
+                f" layers up to {last - 1}",
+            )
+
+
 def a_tree_is_no_deeper_than_its_block(context: Context) -> Iterator[Finding]:
     """A block has one slot per depth; of a merge one drafter that goes deeper is enough."""
     heads = list(_known(context))
@@ -104,6 +119,7 @@ def a_head_runs_on_one_rank(context: Context) -> Iterator[Finding]:
 HEAD_RULES: tuple[Callable[[Context], Iterator[Finding]], ...] = (
     a_checkpoint_is_what_the_pipeline_says,
     a_head_is_made_for_its_target,
+    a_head_taps_what_the_engine_hands_out,
     a_tree_is_no_deeper_than_its_block,
     a_head_runs_on_one_rank,
 )

@@ -25,14 +25,14 @@ SMALL = (
 Serve = Callable[..., AbstractContextManager[str]]
 
 
-def plan_of(spec: str, *overrides: str) -> Plan:
+def plan_of(spec: str | Path, *overrides: str) -> Plan:
     return prepare(SPECS / spec, (f"engine.port={free_port()}", *SMALL, *overrides))
 
 
 @contextmanager
 def serving(
-    log: Path, spec: str, *overrides: str, env: dict[str, str] | None = None
+    log: Path, spec: str | Path, *overrides: str, env: dict[str, str] | None = None
 ) -> Iterator[str]:
-    """A server of one gallery spec, its log in `log`."""
+    """A server of one gallery spec, or of a pipeline's path, its log in `log`."""
     with running_server(plan_of(spec, *overrides), log, env=env) as url:
         yield url

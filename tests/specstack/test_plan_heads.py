@@ -39,14 +39,16 @@ FACTS = ModelFacts(
     head_dim=8, vocab_size=40, max_position_embeddings=128, num_parameters=1_000,
 )  # fmt: skip
 START = "version: 1\ntarget: org/m\n"
-BLOCK = tiny_config(mask="bidirectional", block_size=4)
+TAPS = {"source": "hidden", "target_layers": (1, 3, 4)}
+BLOCK = tiny_config("block", TAPS, mask="bidirectional", block_size=4)
+LAST = tiny_config("autoregressive", {"source": "hidden", "target_layers": (1, 5)})
 CHAIN = tiny_config("autoregressive", KV, draft_vocab_size=10)
 
 
 @pytest.fixture(autouse=True)
 def _heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, config in (("block", BLOCK), ("chain", CHAIN)):
+    for name, config in (("block", BLOCK), ("chain", CHAIN), ("last", LAST)):
         write(name, config)
 
 
@@ -83,6 +85,11 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
         {"hidden_size": 32, "vocab_size": 41},
         "f.yaml:3:36: drafter.checkpoint: the head ./block was made for tiny, which is not org/m:"
         " hidden_size 24, not 32; vocab_size 40, not 41",
+    ),
+    "the last layer": (
+        "drafter: {kind: autoregressive, checkpoint: ./last}\n", {},
+        "f.yaml:3:45: drafter.checkpoint: the head ./last reads the output of layer 5, the last one"
+        " of org/m, which SGLang does not hand out: train a head on layers up to 4",
     ),
     "a deep tree": (
         "drafter: {kind: block, checkpoint: ./block}\n", {},
@@ -202,7 +209,7 @@ def test_the_hash_names_a_head_by_its_name_and_config() -> None:
     Path("block").rename("elsewhere/block")
     moved = loads(START + text, "elsewhere/f.yaml")
     assert compile(moved, model_facts=FACTS, host_facts=CPU).hash == first
-    write("block", tiny_config(mask="bidirectional", block_size=4, num_layers=3))
+    write("block", tiny_config("block", TAPS, mask="bidirectional", block_size=4, num_layers=3))
     assert plan(text).hash != first
 
 
