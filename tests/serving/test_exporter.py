@@ -46,7 +46,9 @@ def scraped(tmp_path: Path, script: str, processes: int = 1) -> dict[str, float]
         output = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
     samples = re.findall(r"^([^#\s]+) (\S+)$", output.stdout, re.MULTILINE)
     return {
-        re.sub(r"\{model_name=\"m\"\}|model_name=\"m\",|,?pid=\"\d+\"", "", name): float(value)
+        re.sub(
+            r"\{model_name=\"m\"\}|model_name=\"m\",|,(pid|model_name)=\"\w+\"", "", name
+        ): float(value)
         for name, value in samples
     }
 

@@ -376,7 +376,7 @@ def test_a_drafter_of_features_never_waits_for_tokens(monkeypatch: pytest.Monkey
 
 
 class TwoDrafters(ScriptedDrafter):
-    """As a merge: the first two drafts of each chain are of drafter 0, the last two of drafter 2."""
+    """As a merge: the first two drafts of a chain are drafter 0's, the last two drafter 2's."""
 
     def propose(self, batch: DraftBatch, draft_budget: int) -> DraftProposal:
         proposal = super().propose(batch, draft_budget)
