@@ -77,7 +77,7 @@ def pipeline(folder: Path, drafter: dict[str, Any]) -> Path:
         "engine": {
             "device": "cpu",
             "context_length": 256,
-            "args": {"skip_tokenizer_init": True},
+            "args": {"skip_tokenizer_init": True, "chunked_prefill_size": 4},
         },
     }
     path = folder / "pipeline.yaml"
@@ -138,9 +138,10 @@ def test_a_head_drafts_what_it_has_learnt_and_changes_nothing(
     spec = pipeline(folder, drafter)
     with serve(spec) as url:
         alone, accept_length = ask(url, answers, 1)
-        crowded, _ = ask(url, answers, 4)
+        crowded, crowded_length = ask(url, answers, 4)  # prompts now come from the prefix cache
     assert alone == crowded == [answer.output_ids for answer in answers]
     assert accept_length > 1.5
+    assert crowded_length == pytest.approx(accept_length, abs=0.02)
     assert accept_length == pytest.approx(evaluated(spec, folder), abs=0.02)
 
 
