@@ -55,7 +55,11 @@ def make_tree(paths, depth):
 
 
 def repeat(tree, times):
-    fields = {name: value.expand(times, *value.shape[1:]) for name, value in vars(tree).items()}
+    fields = {
+        name: value.expand(times, *value.shape[1:])
+        for name, value in vars(tree).items()
+        if value is not None  # sources
+    }
     return type(tree)(**fields)
 
 
