@@ -76,6 +76,35 @@ class CommittedTokens:
     max_new_tokens: int
     """No request has more tokens here."""
 
+    @classmethod
+    def of_paths(
+        cls,
+        batch: DraftBatch,
+        accepted: AcceptResult,
+        kv_slots: Int[Tensor, "B K"],
+        features: TargetFeatures,
+    ) -> CommittedTokens:
+        """The accepted paths of a round; the rest of each row is padding. Host sync: none.
+
+        Args:
+            batch: before the round.
+            kv_slots: where the paths' KV is now.
+            features: [B * K ..] of the paths' nodes.
+        """
+        num_requests, width = accepted.accept_index.shape
+        step = torch.arange(width, device=kv_slots.device)
+        row = torch.arange(num_requests, device=kv_slots.device)[:, None]
+        is_node = step < accepted.accept_lens[:, None]
+        return cls(
+            features=features,
+            next_tokens=accepted.emitted.flatten().to(torch.int64),
+            positions=(batch.seq_lens[:, None] + step).flatten(),
+            kv_slots=kv_slots.flatten(),
+            requests=torch.where(is_node, row, -1).flatten(),
+            batch=batch,
+            max_new_tokens=width,
+        )
+
 
 @dataclass(frozen=True)
 class DraftProposal:

@@ -78,22 +78,10 @@ def committed_path(
     features: TargetFeatures,
 ) -> CommittedTokens:
     """The accepted paths as committed tokens; `features` are [T ..], padding included."""
-    num_rows, width = accepted.accept_index.shape
-    row = torch.arange(num_rows, device=batch.seq_lens.device)[:, None].expand(-1, width)
-    column = torch.arange(width, device=batch.seq_lens.device)
-    positions = batch.seq_lens[:, None] + column
-    is_real = column < accepted.accept_lens[:, None]
-    slots = torch.tensor(batch.slots, device=row.device)[:, None]
-    columns = positions.clamp(max=table.slots.shape[1] - 1)
-    return CommittedTokens(
-        features=features,
-        next_tokens=accepted.emitted.flatten().long(),
-        positions=positions.flatten(),
-        kv_slots=table.slots[slots, columns].flatten(),
-        requests=torch.where(is_real, row, -1).flatten(),
-        batch=batch,
-        max_new_tokens=width,
-    )
+    step = torch.arange(accepted.accept_index.shape[1], device=batch.seq_lens.device)
+    columns = (batch.seq_lens[:, None] + step).clamp(max=table.slots.shape[1] - 1)
+    rows = torch.tensor(batch.slots, device=step.device)[:, None]
+    return CommittedTokens.of_paths(batch, accepted, table.slots[rows, columns], features)
 
 
 def committed_prompts(
