@@ -45,9 +45,11 @@ class FeatureReader:
     def runtime(self, num_slots: int) -> DraftRuntime:
         """What the drafter is lent; `num_slots` bounds the rows of the token table."""
         model, pool = self._runner.model, self._runner.token_to_kv_pool
-        embedding, lm_head = model.get_input_embeddings().weight, model.lm_head.weight
+        vocab_size = self._runner.model_config.vocab_size  # the engine's tables are padded
+        embedding = model.get_input_embeddings().weight.detach()[:vocab_size]
+        lm_head = model.lm_head.weight.detach()[:vocab_size]
         return DraftRuntime(
-            tables=TargetTables(embedding=embedding.detach(), lm_head=lm_head.detach()),
+            tables=TargetTables(embedding, lm_head),
             num_kv_slots=pool.size + pool.page_size,
             num_slots=num_slots,
             device=embedding.device,
@@ -129,21 +131,10 @@ class FeatureReader:
         Args:
             rows: of the nodes among the forward's.
         """
-        width = accepted.accept_index.shape[1]
-        is_node = accepted.accept_index >= 0  # [B, K]
-        path_rows = rows.gather(1, accepted.accept_index.clamp(min=0)).reshape(-1)
-        kv_slots = window[:, :width].reshape(-1)
-        steps = torch.arange(width, device=kv_slots.device)
-        owners = torch.arange(len(is_node), device=kv_slots.device)[:, None].expand_as(is_node)
-        return CommittedTokens(
-            features=self.read(None if hidden is None else hidden[path_rows], kv_slots),
-            next_tokens=accepted.emitted.reshape(-1),
-            positions=(batch.seq_lens[:, None] + steps).reshape(-1),
-            kv_slots=kv_slots,
-            requests=torch.where(is_node, owners, -1).reshape(-1),
-            batch=batch,
-            max_new_tokens=width,
-        )
+        kv_slots = window[:, : accepted.accept_index.shape[1]]
+        path_rows = rows.gather(1, accepted.accept_index.clamp(min=0)).flatten()
+        features = self.read(None if hidden is None else hidden[path_rows], kv_slots.flatten())
+        return CommittedTokens.of_paths(batch, accepted, kv_slots, features)
 
 
 def draft_batch(
