@@ -19,6 +19,7 @@ from specstack.applications import load
 from specstack.evaluation.errors import EvaluationError
 from specstack.models.heads.errors import HeadError
 from specstack.training.answers import BadAnswers
+from specstack.training.train_cli import Failure
 
 BAD_INPUT, INTERRUPTED = 2, 130
 PIPED_WIDTH = 140
@@ -32,12 +33,6 @@ Exit codes:
   130  interrupted; nothing is written
 """
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-
-
-class Failure(click.ClickException):
-    """An end with a message, no traceback, and this exit code."""
-
-    exit_code = BAD_INPUT
 
 
 @click.command("eval", epilog=EXIT_CODES, context_settings={"max_content_width": 100})
@@ -168,7 +163,7 @@ def evaluate(output: Path, form: str, **given: Any) -> None:
         with _bars() as bar:
             report = make_job(options(**given)).run(bar)
     except (EvaluationError, BadAnswers, HeadError) as error:
-        raise Failure(str(error)) from None
+        raise Failure(str(error), BAD_INPUT) from None
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)
         raise click.exceptions.Exit(INTERRUPTED) from None
