@@ -9,6 +9,7 @@ Letters: T tokens, D hidden size, Q and K widths of all query and all key heads.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from jaxtyping import Float, Int
@@ -18,6 +19,8 @@ from torch.nn.functional import rms_norm, silu
 from specstack_serving import sglang_compat as sgl
 from specstack_serving.cpu.linear import PackedLinearMethod
 from specstack_serving.cpu.ops import Rotation, is_plain_norm, is_plain_rope, rope_classes, rotation
+
+logger = logging.getLogger(__name__)
 
 
 def straighten(model: nn.Module) -> bool:
@@ -30,6 +33,7 @@ def straighten(model: nn.Module) -> bool:
     if not all(map(_is_straight, layers)) or not is_plain_norm(body.norm):
         return False
     body.forward = StraightModel(body)
+    logger.info("%d layers run without layer boundaries", len(layers))
     return True
 
 
