@@ -272,14 +272,22 @@ def _counts(tree: DraftTree, max_depth: int) -> tuple[_HostCopy, _HostCopy]:
     return _HostCopy(per_depth[1:]), _HostCopy((tree.num_nodes > 1).sum())
 
 
+def drafters_of(
+    sources: Int[Tensor, "B N"], accept_index: Int[Tensor, "B K"]
+) -> tuple[Int[Tensor, "B N MAX_DRAFTERS"], Int[Tensor, "B K MAX_DRAFTERS"]]:
+    """1 where a drafter of a merge proposed a draft of a tree, and of a path. Host sync: none."""
+    bits = torch.arange(MAX_DRAFTERS, device=sources.device)
+    is_from = (sources[..., None] >> bits) & 1  # 0 at the root
+    path = accept_index[..., None]
+    on_path = is_from.gather(1, path.clamp(min=0).expand(-1, -1, MAX_DRAFTERS)) * (path >= 0)
+    return is_from, on_path
+
+
 def _per_drafter(tree: DraftTree, accepted: AcceptResult) -> _HostCopy | None:
     """Live drafts and correct drafts of each drafter of a merge, [2, MAX_DRAFTERS]."""
     if tree.sources is None:
         return None
-    bits = torch.arange(MAX_DRAFTERS, device=tree.sources.device)
-    is_from = (tree.sources[..., None] >> bits) & 1  # [B, N, MAX_DRAFTERS]; 0 at the root
-    path = accepted.accept_index[..., None]
-    on_path = is_from.gather(1, path.clamp(min=0).expand(-1, -1, MAX_DRAFTERS)) * (path >= 0)
+    is_from, on_path = drafters_of(tree.sources, accepted.accept_index)
     return _HostCopy(torch.stack([is_from.sum((0, 1)), on_path.sum((0, 1))]))
 
 

@@ -7,7 +7,7 @@ tokens per round (bonus included) of a text that does not end. Letters: R draws,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,26 @@ class Estimate:
 
 
 @dataclass(frozen=True)
+class DrafterMeasures:
+    """Of one drafter of a merge. A draft that several proposed counts for each."""
+
+    num_drafts: int
+    num_right: int
+    accept_rate: Estimate
+    share: Estimate
+    """Its part of all right drafts; the shares of a merge may add up to more than 1."""
+
+    def as_data(self) -> dict[str, Any]:
+        """The form in report.json."""
+        return {
+            "drafts": self.num_drafts,
+            "right": self.num_right,
+            "accept_rate": self.accept_rate.as_data(),
+            "share_of_right": self.share.as_data(),
+        }
+
+
+@dataclass(frozen=True)
 class Measures:
     """Of one configuration on one set of sequences."""
 
@@ -52,6 +72,8 @@ class Measures:
     """P(depth k right): its share of all rounds."""
     retention: Estimate
     """The last alpha over the first."""
+    drafters: Mapping[str, DrafterMeasures]
+    """Of a merge, in its order."""
 
     def as_data(self) -> dict[str, Any]:
         """The form in report.json."""
@@ -66,6 +88,7 @@ class Measures:
             "reached": list(self.num_reached),
             "survival": list(self.survival),
             "retention": self.retention.as_data(),
+            "drafters": {name: d.as_data() for name, d in self.drafters.items()},
         }
 
 
@@ -118,8 +141,12 @@ def _with_interval(estimate: Estimate, draws: Floats) -> Estimate:
     return Estimate(estimate.value, float(low), float(high))
 
 
-def measure(counts: Counts, *, num_draws: int, seed: int) -> Measures:
-    """All measures of some sequences."""
+def measure(counts: Counts, *, num_draws: int, seed: int, drafters: Sequence[str] = ()) -> Measures:
+    """All measures of some sequences.
+
+    Args:
+        drafters: names of a merge's drafters.
+    """
     estimate = Estimator(counts, num_draws=num_draws, seed=seed)
     total = estimate.counts.total
     max_depth = total.right.shape[-1]
@@ -137,6 +164,19 @@ def measure(counts: Counts, *, num_draws: int, seed: int) -> Measures:
         num_reached=tuple(int(n) for n in total.reached),
         survival=tuple(np.cumprod(alphas_of(total)).tolist()),
         retention=estimate(_retention),
+        drafters={name: _of_drafter(estimate, i) for i, name in enumerate(drafters)},
+    )
+
+
+def _of_drafter(estimate: Estimator, i: int) -> DrafterMeasures:
+    total = estimate.counts.total
+    return DrafterMeasures(
+        num_drafts=int(total.drafts_per_drafter[i]),
+        num_right=int(total.correct_per_drafter[i]),
+        accept_rate=estimate(
+            lambda c: _ratio(c.correct_per_drafter[..., i], c.drafts_per_drafter[..., i])
+        ),
+        share=estimate(lambda c: _ratio(c.correct_per_drafter[..., i], c.correct)),
     )
 
 

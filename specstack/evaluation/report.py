@@ -157,10 +157,11 @@ def _measured(
 ) -> ConfigurationReport:
     rounds, reach = notes.rounds, configuration.reach
     data_sets = np.array([text.data_set for text in texts])
+    drafters = configuration.plan.merged_drafters
 
     def measured(keep: Any) -> Measures:
         counts = count(rounds.where(keep), len(texts), reach)
-        return measure(counts, num_draws=num_draws, seed=seed)
+        return measure(counts, num_draws=num_draws, seed=seed, drafters=drafters)
 
     everything = np.ones(len(rounds), dtype=bool)
     of_round = data_sets[rounds.sequence]

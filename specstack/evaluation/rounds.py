@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from specstack.budget.base import Budget
+from specstack.evaluation.observed import Observed
 from specstack.evaluation.running import RunningBatch
 from specstack.evaluation.tallies import Ints, Reliability, Rounds
-from specstack.round import Speculator
+from specstack.round import MAX_DRAFTERS, Speculator, drafters_of
 from specstack.types import DraftTree
 
 
@@ -40,6 +41,7 @@ class Notes:
                 observed.is_cut.long().cpu().numpy(),
                 num_nodes - 1,
                 num_emitted,
+                *_per_drafter(tree, observed),
             )
         )
         node = np.arange(tree.num_draft_tokens)
@@ -47,6 +49,15 @@ class Notes:
         rows, _ = counted.nonzero()
         q = tree.log_q.double().exp().cpu().numpy()[counted]
         self.reliability.add(sequences[rows], q, observed.is_right(tree).numpy()[counted])
+
+
+def _per_drafter(tree: DraftTree, observed: Observed) -> tuple[Ints, Ints]:
+    """Drafts and right drafts of each drafter of a merge; 0 without one."""
+    if tree.sources is None:
+        none = np.zeros((len(tree.tokens), MAX_DRAFTERS), dtype=np.int64)
+        return none, none
+    is_from, on_path = drafters_of(tree.sources, observed.accept_index)
+    return is_from.sum(1).cpu().numpy(), on_path.sum(1).cpu().numpy()
 
 
 @torch.no_grad()

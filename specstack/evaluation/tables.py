@@ -65,6 +65,7 @@ def _lines(report: Report) -> Iterator[str]:
         + ". The bound is 1 + the sum of the largest path probabilities of the target.\n"
     )
     yield from _data_sets(report)
+    yield from _drafters(report)
     yield from _alphas(report)
     yield from _positions(report)
     yield from _contexts(report)
@@ -84,6 +85,27 @@ def _data_sets(report: Report) -> Iterator[str]:
             for f in report.configurations
         ],
     )
+
+
+def _drafters(report: Report) -> Iterator[str]:
+    if not report.chain.overall.drafters:
+        return
+    yield "\n## Drafters of the merge\n"
+    yield (
+        "A draft that several drafters propose counts for each of them, so their shares may add up "
+        "to more than 1.\n"
+    )
+    yield from _table(
+        ["tree, budget", "data set", "drafter", "drafts", "right", "accept rate",
+         "share of right drafts"],
+        [
+            [f.configuration.name, data_set, name, str(d.num_drafts), str(d.num_right),
+             _estimate(d.accept_rate), _estimate(d.share)]
+            for f in report.configurations
+            for data_set, m in f.per_data_set.items()
+            for name, d in m.drafters.items()
+        ],
+    )  # fmt: skip
 
 
 def _alphas(report: Report) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """What rounds showed, as a table of numpy columns, and the drafts' probabilities beside it.
 
 The counts behind every measure, per sequence, so that a bootstrap can draw sequences. No torch.
-Letters: R rounds of single requests, S sequences, K depth, Q bins of probability.
+Letters: R rounds of single requests, S sequences, K depth, Q bins of probability, M drafters of a
+merge.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ class Rounds:
     num_drafts: Ints
     """Proposed, root excluded."""
     num_emitted: Ints
+    drafts_per_drafter: Ints
+    """[R, M]: proposed by each; one that several proposed counts for each. 0 without a merge."""
+    right_per_drafter: Ints
+    """[R, M]: those of the accepted path."""
 
     def __len__(self) -> int:
         return len(self.sequence)
@@ -63,6 +68,10 @@ class Counts:
     """[S]: right drafts."""
     emitted: Floats
     """[S]"""
+    drafts_per_drafter: Floats
+    """[S, M]"""
+    correct_per_drafter: Floats
+    """[S, M]"""
 
     def weighted(self, weights: Floats) -> Counts:
         """Sums over sequences, each counted as often as `weights` ([.., S]) says."""
@@ -94,7 +103,8 @@ def count(rounds: Rounds, num_sequences: int, max_depth: int) -> Counts:
     return Counts(
         per_sequence(reached), per_sequence(right), per_sequence(ones),
         per_sequence(rounds.num_drafts), per_sequence(rounds.num_right),
-        per_sequence(rounds.num_emitted),
+        per_sequence(rounds.num_emitted), per_sequence(rounds.drafts_per_drafter),
+        per_sequence(rounds.right_per_drafter),
     )  # fmt: skip
 
 

@@ -110,7 +110,7 @@ PLANNING_FILES = (
     "prompts",
     "resolve",
 )
-PACKAGES = ("budget", "metrics", "models", "models/heads", "training")
+PACKAGES = ("budget", "evaluation", "metrics", "models", "models/heads", "training")
 ANSWER_FILES = (
     "answer_file",
     "answers",
@@ -135,7 +135,8 @@ ANSWER_FILES = (
         ("specstack/budget/x.py", "import specstack.heavy", "planning needs neither torch"),
         ("specstack/models/heads/config.py", "import torch", "planning needs neither torch"),
         ("specstack/training/answers.py", "import torch", "answers are regenerated without"),
-        ("specstack_serving/x.py", "import specstack.training", "serving does not train"),
+        ("specstack_serving/x.py", "import specstack.training", "serving neither trains nor"),
+        ("specstack_serving/x.py", "import specstack.evaluation", "serving neither trains nor"),
     ],
 )
 def test_an_import_across_layers_is_noticed(

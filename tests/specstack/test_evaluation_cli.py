@@ -249,6 +249,44 @@ def test_sources_name_the_data_sets(folder: Path, tmp_path: Path) -> None:
     assert sum(parts) == measured["all"]["rounds"]
 
 
+def test_drafters_of_a_merge_are_told_apart(folder: Path, tmp_path: Path) -> None:
+    """Long matches beside all of them: what the first proposes, the second does, too."""
+    of = [{"kind": "ngram", "min_match": 8}, {"kind": "ngram", "min_match": 1}]
+    file = write_pipeline(tmp_path / "p.yaml", folder / "target",
+                          drafter={"kind": "merge", "of": of})  # fmt: skip
+    periodic = copy_of(folder, tmp_path / "periodic.jsonl", output_ids=[5, 6, 7] * 10)
+    out = tmp_path / "o"
+    found = run(file, "--answers", periodic, "--answers", folder / "answers.jsonl", "-o", out)
+    assert found.exit_code == 0, found.output
+    report, text = json.loads((out / "report.json").read_text()), (out / "report.md").read_text()
+    assert "## Drafters of the merge" in text
+    for one in report["configurations"]:
+        assert list(one["data_sets"]) == ["periodic", "answers", "all"]
+        for data_set, measures in one["data_sets"].items():
+            assert list(measures["drafters"]) == ["ngram_0", "ngram_1"]
+            long, every = measures["drafters"].values()
+            assert every["drafts"] == round(measures["drafts_per_round"] * measures["rounds"])
+            assert every["accept_rate"] == measures["accept_rate"]
+            assert every["share_of_right"]["value"] == 1
+            assert (long["right"] > 0) == (data_set != "answers"), "random tokens recur alone"
+            row = f"| {one['name']} | {data_set} | ngram_0 | {long['drafts']} | {long['right']} |"
+            assert row in text
+        for number in ("drafts", "right"):
+            *parts, whole = (m["drafters"]["ngram_0"][number] for m in one["data_sets"].values())
+            assert sum(parts) == whole > 0
+
+
+def test_without_a_merge_there_is_no_table_of_drafters(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "o"
+    found = run(folder / "p.yaml", "--answers", folder / "answers.jsonl", "-o", out)
+    assert found.exit_code == 0, found.output
+    report = json.loads((out / "report.json").read_text())
+    assert [m["drafters"] for c in report["configurations"] for m in c["data_sets"].values()] == [
+        {}, {},
+    ]  # fmt: skip
+    assert "Drafters of the merge" not in (out / "report.md").read_text()
+
+
 def test_a_head_is_judged_on_what_it_was_not_trained_on(folder: Path, tmp_path: Path) -> None:
     keys = [answer.prompt_sha256 for answer in read_answers(folder / "answers.jsonl")]
     expected = sum(is_holdout(key, 0.5) for key in keys)

@@ -6,13 +6,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from specstack.budget.base import Budget
-from specstack.drafters.base import TokenDrafter
+from specstack.drafters.base import Drafter, TokenDrafter
+from specstack.drafters.merge import MergeDrafter
 from specstack.drafters.ngram import NgramDrafter
 from specstack.evaluation.configurations import grid
 from specstack.evaluation.evaluate import Evaluator, Settings, decode
@@ -87,7 +89,7 @@ def texts_of(num: int, length: int, vocab_size: int = 50) -> list[KnownText]:
     ]  # fmt: skip
 
 
-def run(drafter: TokenDrafter, texts: list[KnownText], builder: TreeBuilder, budget: int) -> Notes:
+def run(drafter: Drafter, texts: list[KnownText], builder: TreeBuilder, budget: int) -> Notes:
     spec = Speculator(drafter, builder, GreedyRule(), verify_widths((budget,)))
     notes = Notes(len(texts))
     table = KvTable(len(texts), max(len(text.tokens) for text in texts), CPU)
@@ -175,6 +177,48 @@ def test_a_larger_budget_is_never_worse_for_best_first_trees() -> None:
     assert lengths[-1] > lengths[0] + 0.5
 
 
+def merged(texts: list[KnownText], *alphas: list[float]) -> MergeDrafter:
+    return MergeDrafter([ScriptedDrafter(texts, each) for each in alphas], DEPTH)
+
+
+ORACLE, HALF, WRONG = [1.0] * DEPTH, [1.0, 1.0, 0.0, 0.0], [0.0] * DEPTH
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+def test_drafts_of_a_merge_are_counted_for_every_drafter_that_proposed_them(
+    order: tuple[int, ...],
+) -> None:
+    """Six rounds of five tokens per text: the first two drafts of a path are two drafters'."""
+    texts = [text.cut(31) for text in texts_of(3, 31)]
+    drafters = [(ORACLE, 4, 4), (HALF, 4, 2), (WRONG, 4, 0)]
+    expected = [drafters[i] for i in order]
+    drafter = merged(texts, *(alphas for alphas, *_ in expected))
+    rounds = run(drafter, texts, BestFirstBuilder(DEPTH), 3 * DEPTH).rounds
+    assert len(rounds) == 3 * 6
+    assert set(rounds.num_drafts.tolist()) == {10}, "two of the twelve are proposed twice"
+    for name, column in (("drafts_per_drafter", 1), ("right_per_drafter", 2)):
+        found = getattr(rounds, name)
+        assert (found[:, :3] == [row[column] for row in expected]).all()
+        assert (found[:, 3:] == 0).all()
+
+
+def test_ends_of_texts_count_for_the_drafters_as_they_do_for_the_merge() -> None:
+    texts = texts_of(5, 8)
+    rounds = run(merged(texts, WRONG, ORACLE), texts, BestFirstBuilder(DEPTH), 2 * DEPTH).rounds
+    assert rounds.is_cut.any()
+    assert (rounds.right_per_drafter[:, 1] == rounds.num_right).all()
+    assert (rounds.right_per_drafter[:, 0] == 0).all()
+    assert (rounds.drafts_per_drafter.sum(1) == rounds.num_drafts).all(), "none proposed twice"
+
+
+def test_without_a_merge_nothing_is_counted_per_drafter() -> None:
+    texts = texts_of(3, 31)
+    rounds = run(ScriptedDrafter(texts, ORACLE), texts, ChainBuilder(DEPTH), DEPTH).rounds
+    assert rounds.num_right.any()
+    assert not rounds.drafts_per_drafter.any()
+    assert not rounds.right_per_drafter.any()
+
+
 HEADS = {
     "block hidden": ("block", "hidden"),
     "block sum": ("block", "sum"),
@@ -221,16 +265,22 @@ def save_tiny_head(folder: Path, case: str, target: FrozenTarget) -> Path:
     return folder
 
 
+def head_part(folder: Path, case: str, target: FrozenTarget) -> dict[str, object]:
+    return {"kind": HEADS[case][0], "checkpoint": str(save_tiny_head(folder, case, target))}
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("case", ["ngram", *HEADS])
+@pytest.mark.parametrize("case", ["ngram", "merge", *HEADS])
 def test_a_replay_shows_what_the_target_itself_shows(
     case: str, temperature: float, target_folder: Path, target: FrozenTarget, tmp_path: Path
 ) -> None:
     """Round by round and draft by draft; sampled texts too, as their uniforms follow positions."""
     drafter: dict[str, object] = {"kind": "ngram"}
-    if case != "ngram":
-        head = save_tiny_head(tmp_path / "head", case, target)
-        drafter = {"kind": HEADS[case][0], "checkpoint": str(head)}
+    if case in HEADS:
+        drafter = head_part(tmp_path / "head", case, target)
+    elif case == "merge":
+        head = head_part(tmp_path / "head", "block hidden", target)
+        drafter = {"kind": "merge", "of": [head, "ngram"]}
     file = pipeline(target_folder, drafter, tmp_path / "p.yaml")
     configurations = grid(
         file, (), trees=("chain", "best_first"), budgets=(2, 6), min_survival=0.0, load_of_policy=1
@@ -261,9 +311,10 @@ def test_a_replay_shows_what_the_target_itself_shows(
             )
 
 
-def rows(notes: Notes, index: Sequence[int]) -> list[tuple[int, ...]]:
+def rows(notes: Notes, index: Sequence[int]) -> list[tuple[Any, ...]]:
     r = notes.rounds
-    columns = (r.context_len, r.num_right, r.is_cut, r.num_drafts, r.num_emitted)
+    columns = (r.context_len, r.num_right, r.is_cut, r.num_drafts, r.num_emitted,
+               r.drafts_per_drafter, r.right_per_drafter)  # fmt: skip
     found = zip(
         [index[i] for i in r.sequence.tolist()], *(c.tolist() for c in columns), strict=True
     )
