@@ -105,15 +105,17 @@ def a_tree_is_no_deeper_than_its_block(context: Context) -> Iterator[Finding]:
         )
 
 
-def a_head_runs_on_one_rank(context: Context) -> Iterator[Finding]:
-    """Heads share the target's tables and KV heads, which tensor parallelism splits."""
-    tp, heads = context.plan.engine.tp, context.plan.heads
-    if heads and tp > 1:
-        yield (
-            "engine.tp",
-            f"tp is {tp}, but the head {heads[0].checkpoint} needs the target's whole tables on"
-            " one rank: set tp to 1",
-        )
+def a_head_gets_whole_kv_heads(context: Context) -> Iterator[Finding]:
+    """Ranks gather the KV heads that tensor parallelism splits; repeated ones are in no order."""
+    tp = context.plan.engine.tp
+    for head, config in _known(context):
+        num_heads = config.target.num_kv_heads
+        if config.context.source != "hidden" and num_heads % tp:
+            yield (
+                "engine.tp",
+                f"tp is {tp}, but the head {head.checkpoint} reads the target's {num_heads} KV"
+                f" heads, which do not divide by it: set tp to a divisor of {num_heads}",
+            )
 
 
 HEAD_RULES: tuple[Callable[[Context], Iterator[Finding]], ...] = (
@@ -121,7 +123,7 @@ HEAD_RULES: tuple[Callable[[Context], Iterator[Finding]], ...] = (
     a_head_is_made_for_its_target,
     a_head_taps_what_the_engine_hands_out,
     a_tree_is_no_deeper_than_its_block,
-    a_head_runs_on_one_rank,
+    a_head_gets_whole_kv_heads,
 )
 
 

@@ -7,6 +7,7 @@ K path width, T packed tokens, n taps, m KV layers, D hidden size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,15 +19,27 @@ from specstack.models.heads.features import TargetFeatures
 from specstack.models.heads.tables import TargetTables
 from specstack.types import AcceptResult, CommittedTokens, DraftBatch
 from specstack_serving import sglang_compat as sgl
+from specstack_serving.cpu.linear import pack_head
+from specstack_serving.ranks import gathered
 
 
 class FeatureReader:
     """Makes a model runner deliver what a drafter needs."""
 
-    def __init__(self, needs: FeatureNeeds, model_runner: Any) -> None:
-        """Raises ValueError where the model cannot: it has no such taps or no such pool."""
+    def __init__(
+        self,
+        needs: FeatureNeeds,
+        model_runner: Any,
+        gather: Callable[[Tensor, int], Tensor] = gathered,
+    ) -> None:
+        """Raises ValueError where the model cannot: it has no such taps or no such pool.
+
+        Args:
+            gather: puts together, along a dimension, what ranks hold parts of.
+        """
         self._needs = needs
         self._runner = model_runner
+        self._gather = gather
         if needs.target_layers:
             model = model_runner.model
             if not hasattr(model, "set_dflash_layers_to_capture"):
@@ -46,14 +59,18 @@ class FeatureReader:
         """What the drafter is lent; `num_slots` bounds the rows of the token table."""
         model, pool = self._runner.model, self._runner.token_to_kv_pool
         vocab_size = self._runner.model_config.vocab_size  # the engine's tables are padded
-        embedding = model.get_input_embeddings().weight.detach()[:vocab_size]
-        lm_head = model.lm_head.weight.detach()[:vocab_size]
+        tables = [model.get_input_embeddings().weight.detach(), model.lm_head.weight.detach()]
+        if tables[0].data_ptr() == tables[1].data_ptr():
+            tables = tables[:1]
+        whole = [self._gather(table, 0)[:vocab_size] for table in tables]
+        embedding, lm_head = whole[0], whole[-1]
         return DraftRuntime(
             tables=TargetTables(embedding, lm_head),
             num_kv_slots=pool.size + pool.page_size,
             num_slots=num_slots,
             device=embedding.device,
             dtype=self._runner.dtype,
+            prepare=pack_head if embedding.is_cpu else None,
         )
 
     def take_hidden(self, logits_output: Any) -> Float[Tensor, "T nD"] | None:
@@ -77,8 +94,8 @@ class FeatureReader:
         if needs.kv_layers:
             pool = self._runner.token_to_kv_pool
             pairs = [pool.get_kv_buffer(layer) for layer in needs.kv_layers]
-            keys = torch.stack([k[kv_slots] for k, _ in pairs], dim=1)
-            values = torch.stack([v[kv_slots] for _, v in pairs], dim=1)
+            keys = self._gather(torch.stack([k[kv_slots] for k, _ in pairs], dim=1), 2)
+            values = self._gather(torch.stack([v[kv_slots] for _, v in pairs], dim=1), 2)
         return TargetFeatures(hidden=taps, keys=keys, values=values)
 
     def prefilled(

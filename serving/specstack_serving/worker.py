@@ -19,6 +19,7 @@ from torch import Tensor
 
 from specstack.bind import bind
 from specstack.budget.base import Load
+from specstack.drafters.base import Drafter
 from specstack.round import RoundOutcome, Speculator
 from specstack.types import (
     AcceptResult,
@@ -34,6 +35,7 @@ from specstack_serving.carrier import current_plan
 from specstack_serving.exporter import RoundExporter
 from specstack_serving.features import FeatureReader, draft_batch
 from specstack_serving.logits import adjust_logits, needs_output_history
+from specstack_serving.ranks import AgreedDrafter, agree
 from specstack_serving.sampling import UniformSource, sampling_tensors
 from specstack_serving.verify_input import (
     DraftState,
@@ -60,8 +62,11 @@ class SpecstackWorker(sgl.BaseSpecWorker):  # type: ignore[misc]
         widths = plan.shapes.verify_widths
         if self.runs_on_cpu:
             widths = tuple(range(1, max(widths) + 1))
-        self._drafter = parts.drafter
-        self._speculator = Speculator(parts.drafter, parts.tree_builder, parts.verify_rule, widths)
+        self._drafter: Drafter = parts.drafter
+        group = sgl.get_parallel().tp_group
+        if parts.drafter.needs is not None and group.world_size > 1:
+            self._drafter = AgreedDrafter(parts.drafter, group)
+        self._speculator = Speculator(self._drafter, parts.tree_builder, parts.verify_rule, widths)
         self._features: FeatureReader | None = None
         if parts.drafter.needs is not None:
             self._features = FeatureReader(parts.drafter.needs, target_worker.model_runner)
@@ -152,7 +157,7 @@ class SpecstackWorker(sgl.BaseSpecWorker):  # type: ignore[misc]
         logits = NodeLogits(logits_output.next_token_logits, pack_nodes(tree, ragged=False).rows)
         adjust_logits(logits, tree, batch, lambda i: self._speculator.output_tokens(slots[i]))
         sampling = sampling_tensors(batch, self._uniforms, batch.seq_lens - 1, num_positions=1)
-        accepted = _agree(self._speculator.accept(tree, logits, sampling))
+        accepted = agree(self._speculator.accept(tree, logits, sampling))
         if batch.return_logprob:
             sgl.compute_spec_logprobs(
                 batch,
@@ -265,7 +270,7 @@ class _BatchTarget:
 
     def commit(self, tree: DraftTree, accepted: AcceptResult) -> AcceptResult:
         """Compact the accepted paths to the front of their windows and publish."""
-        accepted = _agree(accepted)
+        accepted = agree(accepted)
         if tree.num_draft_tokens > 1:
             target_slots, source_slots = path_slots(self._window, accepted.accept_index)
             pool = self._worker.token_to_kv_pool_allocator.get_kvcache()
@@ -289,23 +294,6 @@ def _slots(batch: Any) -> list[int]:
     """
     slots = [req.kv.req_pool_idx for req in batch.reqs]
     return batch.req_pool_indices.tolist() if None in slots else slots
-
-
-def _agree(accepted: AcceptResult) -> AcceptResult:
-    """Every rank takes rank 0's decision, so that rounding can never let them drift apart."""
-    group = sgl.get_parallel().tp_group
-    if group.world_size == 1:
-        return accepted
-    packed = torch.cat(
-        [accepted.accept_index, accepted.emitted, accepted.accept_lens[:, None]], dim=1
-    ).contiguous()
-    packed = group.broadcast(packed, src=0)
-    width = accepted.emitted.shape[1]
-    return AcceptResult(
-        accept_index=packed[:, :width],
-        emitted=packed[:, width : 2 * width],
-        accept_lens=packed[:, -1],
-    )
 
 
 def _write_logprobs(

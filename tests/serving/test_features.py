@@ -15,6 +15,11 @@ from specstack_serving.features import FeatureReader, draft_batch
 VOCAB, HIDDEN, SLOTS = 10, 4, 40
 
 
+def reader_of(needs: FeatureNeeds, engine: Any, num_ranks: int = 1) -> FeatureReader:
+    """Every rank holds the same, which tells parts that were gathered from others."""
+    return FeatureReader(needs, engine, lambda part, dim: torch.cat([part] * num_ranks, dim=dim))
+
+
 class Model:
     """The part of a target that is read; its tables are padded as SGLang pads them."""
 
@@ -43,16 +48,31 @@ def runner(model: Any) -> SimpleNamespace:
 
 def test_tables_end_where_the_vocabulary_does() -> None:
     model = Model()
-    runtime = FeatureReader(FeatureNeeds((1,), ()), runner(model)).runtime(5)
+    runtime = reader_of(FeatureNeeds((1,), ()), runner(model)).runtime(5)
     assert torch.equal(runtime.tables.embedding, model.embedding.weight[:VOCAB])
     assert torch.equal(runtime.tables.lm_head, model.lm_head.weight[:VOCAB])
     assert (runtime.num_kv_slots, runtime.num_slots) == (SLOTS, 5)
 
 
+def test_ranks_put_tables_and_kv_heads_together() -> None:
+    model = Model()
+    engine = runner(model)
+    needs = FeatureNeeds((), (2,))
+    tables = reader_of(needs, engine, num_ranks=2).runtime(5).tables
+    assert torch.equal(tables.embedding, model.embedding.weight[:VOCAB])
+    assert not tables.are_tied
+    alone, together = (reader_of(needs, engine, n).read(None, torch.tensor([3])) for n in (1, 2))
+    assert alone.keys is not None
+    assert together.keys is not None
+    assert torch.equal(together.keys, torch.cat([alone.keys] * 2, dim=2))
+    model.lm_head = model.embedding
+    assert reader_of(needs, engine, num_ranks=2).runtime(5).tables.are_tied
+
+
 def test_layers_come_in_the_order_that_was_asked_for() -> None:
     model = Model()
     engine = runner(model)
-    reader = FeatureReader(FeatureNeeds((7, 2), (3, 0)), engine)
+    reader = reader_of(FeatureNeeds((7, 2), (3, 0)), engine)
     assert model.captured == [2, 7], "the engine captures in the order of its layers"
     hidden, slots = torch.randn(3, 2 * HIDDEN), torch.tensor([9, 4, 30])
     features = reader.read(hidden, slots)
@@ -67,8 +87,8 @@ def test_layers_come_in_the_order_that_was_asked_for() -> None:
 
 def test_a_model_without_taps_is_refused() -> None:
     with pytest.raises(ValueError, match="object gives no hidden states of single layers"):
-        FeatureReader(FeatureNeeds((1,), ()), runner(object()))
-    FeatureReader(FeatureNeeds((), (1,)), runner(object()))
+        reader_of(FeatureNeeds((1,), ()), runner(object()))
+    reader_of(FeatureNeeds((), (1,)), runner(object()))
 
 
 def batch(requests: list[tuple[list[int], int, int]]) -> SimpleNamespace:
@@ -94,7 +114,7 @@ def batch(requests: list[tuple[list[int], int, int]]) -> SimpleNamespace:
 def test_a_prefill_knows_the_token_after_each() -> None:
     """A chunk ends before a known token, a whole prompt before the sampled one."""
     given = batch([([1, 2, 3, 4, 5], 0, 3), ([6, 7, 8], 1, 3)])
-    reader = FeatureReader(FeatureNeeds((), (0,)), runner(object()))
+    reader = reader_of(FeatureNeeds((), (0,)), runner(object()))
     found = reader.prefilled(given, [4, 2], None, torch.tensor([90, 91]))
     assert found.next_tokens.tolist() == [2, 3, 4, 8, 91]
     assert found.positions.tolist() == [0, 1, 2, 1, 2]
@@ -118,7 +138,7 @@ def test_a_round_hands_over_the_accepted_paths() -> None:
     window = torch.tensor([[10, 11, 12], [13, 14, 15]])
     hidden = torch.arange(4.0)[:, None].expand(-1, HIDDEN)
     rows = torch.tensor([[0, 1, 2], [3, 3, 3]])  # request 1 has a root alone
-    reader = FeatureReader(FeatureNeeds((1,), ()), runner(Model()))
+    reader = reader_of(FeatureNeeds((1,), ()), runner(Model()))
     found = reader.verified(before, window, hidden, rows, accepted)
     real = found.requests >= 0
     assert found.requests.tolist() == [0, 0, -1, 1, -1, -1]
