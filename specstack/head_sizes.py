@@ -18,9 +18,12 @@ def head_parameters(config: HeadConfig) -> int:
     if context.source != "kv":
         taps = len(context.target_layers)
         total += taps * hidden + taps * hidden * hidden + hidden
+    is_seeded = config.slots == "seeded"
+    if config.form == "autoregressive" or is_seeded:
+        total += hidden + 2 * hidden * hidden  # the embedding's norm, the input projection
     if config.form == "block":
-        return total + hidden + _corrector(config)
-    total += hidden + 2 * hidden * hidden  # the embedding's norm, the input projection
+        num_masks = max(config.num_slots - 1, 1) if is_seeded else 1
+        return total + num_masks * hidden + _corrector(config)
     total += hidden if config.extra_norms else 0
     return total + (hidden if context.source == "kv" else 0)
 

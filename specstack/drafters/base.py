@@ -6,11 +6,12 @@ lends to them. Letters: B requests, M candidates.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import nn
 
 from specstack.models.heads.tables import TargetTables
 from specstack.types import CommittedTokens, DraftBatch, DraftProposal
@@ -37,6 +38,8 @@ class DraftRuntime:
     """All request `slots` are below this."""
     device: torch.device
     dtype: torch.dtype
+    prepare: Callable[[nn.Module], None] | None = None
+    """Makes a module whose weights no longer change faster on this device, in place."""
 
 
 class Drafter(Protocol):

@@ -3,8 +3,8 @@
 After DFlash (arXiv 2602.06036) and JetFlow (2606.18394). The anchor is the bonus token; the
 context are the committed tokens, all strictly before it. What makes a branch depend on its own
 tokens: nothing (marginals), a corrector (`conditioned`), or a second pass over the first tree
-(`refresh`). Letters: B requests, L context columns, Q slots, K
-depths, D hidden size.
+(`refresh`). Letters: B requests, L context columns, Q slots of a block, K depths, S slots of
+requests, D hidden size.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specstack.drafters.base import DraftRuntime
+from specstack.drafters.committed_layout import CommittedLayout
 from specstack.drafters.conditioned import Corrected, Marginals
 from specstack.drafters.draft_pool import DraftPool, live_columns
 from specstack.drafters.expansion import expand
 from specstack.drafters.head_drafter import HeadDrafter
 from specstack.drafters.refresh import Refresh
-from specstack.models.heads.block import BlockHead
+from specstack.models.heads.block import BlockHead, block_tokens
 from specstack.models.heads.layers import LayerKV
 from specstack.models.heads.masks import block_mask
 from specstack.types import CommittedTokens, DraftBatch, DraftProposal
@@ -53,6 +54,7 @@ class BlockDrafter(HeadDrafter):
         self._candidates = candidates
         self._head: BlockHead
         self._pool: DraftPool
+        self._seeds: Float[Tensor, "S D"]
 
     def attach(self, runtime: DraftRuntime) -> None:
         """Load the head and make its pool."""
@@ -65,12 +67,26 @@ class BlockDrafter(HeadDrafter):
             runtime.device,
             runtime.dtype,
         )
+        self._seeds = torch.zeros(
+            runtime.num_slots if self._head.is_seeded else 0,
+            self.config.target.hidden_size,
+            device=runtime.device,
+            dtype=runtime.dtype,
+        )
 
     @torch.no_grad()
     def absorb(self, committed: CommittedTokens) -> None:
-        """Keep the context of the tokens. Host sync: none."""
-        layers = self._head.context(committed.features, committed.positions)
+        """Keep the context of the tokens, and the features of each request's last one.
+
+        Host sync: none.
+        """
+        fused = self._head.fuse(committed.features)
+        layers = self._head.context(committed.features, committed.positions, fused)
         self._pool.write(committed.kv_slots, layers, committed.requests >= 0)
+        if fused is not None and self._head.is_seeded:
+            slots = committed.batch.slot_index
+            last = CommittedLayout.of(committed).last(fused, self._seeds[slots])
+            self._seeds[slots] = last
 
     @torch.no_grad()
     def propose(self, batch: DraftBatch, draft_budget: int) -> DraftProposal:
@@ -96,17 +112,20 @@ class BlockDrafter(HeadDrafter):
     def _draft(self, batch: DraftBatch, context: list[LayerKV]) -> Float[Tensor, "B K D"]:
         """One pass; the hidden states of depths 1, 2, .."""
         # A causal slot does not see the later ones; a bidirectional one was trained to.
-        causal = self.config.mask == "tree_causal"
-        num_slots = self._max_depth + 1 if causal else self.config.block_size
-        tokens = batch.bonus_tokens[:, None].repeat(1, num_slots)
-        tokens[:, 1:] = self.config.mask_token_id
+        config, seeded = self.config, self._head.is_seeded
+        first = 0 if seeded else 1  # the slot of depth 1
+        num_slots = self._max_depth + first if config.mask == "tree_causal" else config.num_slots
+        tokens = block_tokens(batch.bonus_tokens, num_slots)
         positions = batch.seq_lens[:, None] + torch.arange(num_slots, device=tokens.device)
         mask = block_mask(
             batch.seq_lens[:, None],
             batch.seq_lens,
             num_slots,
             batch.kv_slots.shape[1],
-            self.config.mask,
+            config.mask,
         )
-        hidden: Tensor = self._head(tokens, positions, context, mask)
-        return hidden[:, 1 : self._max_depth + 1]
+        seed = None
+        if seeded:
+            seed = self._seeds[batch.slot_index][:, None].expand(-1, num_slots, -1)
+        hidden: Tensor = self._head(tokens, positions, context, mask, seed)
+        return hidden[:, first : first + self._max_depth]

@@ -1,7 +1,7 @@
 """Packed committed tokens as rows of requests, in fixed shapes.
 
 Letters: B requests, T packed tokens, Q columns (`max_new_tokens`), L columns of the table of KV
-slots before these tokens.
+slots before these tokens, D numbers per token.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -50,6 +50,13 @@ class CommittedLayout:
         """Tokens of each request."""
         counts = self.rows.new_zeros(self.num_requests + 1)
         return counts.scatter_add(0, self.rows, torch.ones_like(self.rows))[:-1]
+
+    def last(self, packed: Float[Tensor, "T D"], before: Float[Tensor, "B D"]) -> Tensor:
+        """Each request's last row, [B D]; of one without a new token, `before`."""
+        order = torch.arange(len(self.rows), device=self.rows.device)
+        found = self.rows.new_full((self.num_requests + 1,), -1)
+        found = found.scatter_reduce(0, self.rows, order, "amax")[:-1, None]
+        return torch.where(found < 0, before, packed[found[:, 0].clamp(min=0)])
 
 
 def kv_slots_after(committed: CommittedTokens) -> Int[Tensor, "B L+Q"]:

@@ -90,4 +90,4 @@ def _correction_rows(head: BlockHead, draft_ids: Int[Tensor, "B K C"]) -> Float[
     weight = head.corrector.up.weight
     if head.config.conditioning.output == "logits":
         return weight[draft_ids]
-    return head.lm_head_rows[draft_ids] @ weight
+    return head.lm_head.weight[draft_ids] @ weight

@@ -44,7 +44,10 @@ class HeadDrafter(FeatureDrafter):
         head = load_head(self._folder, runtime.tables.to(device=runtime.device), runtime.dtype)
         if head.vocabulary is not None:
             self._token_ids = head.vocabulary.token_ids
-        return head.requires_grad_(False).eval()
+        head.requires_grad_(False).eval()
+        if runtime.prepare is not None:
+            runtime.prepare(head)
+        return head
 
     def num_children(self, draft_budget: int) -> int:
         """Children per node that a proposal for this budget can need."""

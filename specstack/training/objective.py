@@ -63,7 +63,7 @@ class Objective(nn.Module):
         weights = torch.tensor([0.0, *depth_weights(depth, loss.gamma)])
         self.register_buffer("depth_weights", weights, persistent=False)
         if dtype != torch.float32:
-            head.lm_head_rows = head.lm_head_rows.to(dtype)  # once, not in every product
+            head.lm_head.to(dtype)  # once, not in every product
 
     def rows(self, batch: Batch) -> Rows:
         """What a batch is trained on: drafts whose token is in the draft vocabulary."""
@@ -137,7 +137,7 @@ class Objective(nn.Module):
 
     def _target_logits(self, places: Tensor, seen: Seen) -> Float[Tensor, "N W"]:
         used, inverse = torch.unique_consecutive(places, return_inverse=True)
-        table = self.head.lm_head_rows
+        table = self.head.lm_head.weight
         with torch.no_grad():
             return F.linear(seen.final.flatten(0, 1)[used].to(table.dtype), table)[inverse]
 

@@ -42,15 +42,10 @@ class Rows:
         return Rows(*(field[keep] for field in fields))
 
 
-def num_outputs(config: HeadConfig) -> int:
-    """Outputs per anchor, S: the slots of a block, or the steps of an unrolling."""
-    return config.block_size
-
-
 def output_depths(batch: Batch, config: HeadConfig) -> Int[Tensor, "B A S"]:
     """The depth that each output drafts; 0 for none."""
-    slots = torch.arange(num_outputs(config), device=batch.anchors.device)
-    if config.form == "autoregressive":
+    slots = torch.arange(config.num_slots, device=batch.anchors.device)
+    if config.form == "autoregressive" or config.slots == "seeded":
         return (slots + 1).expand(*batch.anchors.shape, -1)
     num_real = batch.num_real[..., None]
     says_next = (slots < num_real) & (num_real > 1)
@@ -64,7 +59,7 @@ def rows_of(batch: Batch, config: HeadConfig) -> Rows:
     anchors = batch.anchors[..., None]
     exists = (anchors >= 0) & (depths > 0) & (anchors + depths < batch.num_tokens[:, None, None])
     output = exists.flatten().nonzero()[:, 0]
-    block = output // num_outputs(config)
+    block = output // config.num_slots
     depth = depths.flatten()[output]
     start = torch.arange(len(batch.tokens), device=output.device) * batch.tokens.shape[1]
     place = (start[:, None] + batch.anchors).flatten()[block] + depth - 1

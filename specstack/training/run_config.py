@@ -97,6 +97,10 @@ class Head(Section):
     mask: Literal["bidirectional", "tree_causal"] = Field(
         default="tree_causal", description="What the slots of a block see of each other"
     )
+    slots: Literal["masked", "seeded"] = Field(
+        default="masked",
+        description="Block: seeded slots start from the last features, masked ones know nothing",
+    )
     context: Annotated[ContextConfig, Field(strict=False)] = Field(
         description="Where knowledge of the prefix comes from"
     )
@@ -118,6 +122,10 @@ class Head(Section):
 class Start(Section):
     """What the head is before the first step."""
 
+    head: str | None = Field(
+        default=None,
+        description="Folder of a head to go on from, vocabulary included; replaces the others",
+    )
     from_target: bool = Field(default=True, description="Copy layers and norms of the target")
     layers: Annotated[tuple[int, ...], Field(strict=False)] | None = Field(
         default=None,

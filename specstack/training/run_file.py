@@ -92,6 +92,8 @@ def _rules(run: Run) -> Iterator[tuple[str, str]]:
         )
     if run.start.layers is not None and not run.start.from_target:
         yield "start.layers", "needs start.from_target: nothing is copied otherwise"
+    if run.start.layers is not None and run.start.head is not None:
+        yield "start.layers", "start.head goes on from a whole head: nothing is copied"
     has = {"kv": context.source != "hidden", "corrector": run.head.conditioning.rank > 0}
     for i, stage in enumerate(run.schedule.stages):
         for j, group in enumerate(stage.freeze):

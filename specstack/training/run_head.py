@@ -8,7 +8,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from specstack.models.heads.checkpoint import Head, make_head
+from specstack.models.heads.checkpoint import Head, load_head, make_head
 from specstack.models.heads.config import HeadConfig, TargetShape
 from specstack.models.heads.errors import sentences
 from specstack.models.heads.initialise import initialise_from_target
@@ -44,24 +44,34 @@ def new_head(
         counts: how often each token stands in an answer.
         sample: a few texts, [B, L], to measure the target on.
     """
+    start = file.run.start
+    if start.head is not None:
+        return _earlier_head(file, start.head, config, target)
     vocabulary = None
     if config.draft_vocab_size is not None:
         vocabulary = DraftVocabulary.from_counts(counts.to(sample.device), config.draft_vocab_size)
     torch.manual_seed(file.run.seed)
     head = make_head(config, target.tables.to(dtype=torch.float32), vocabulary)
-    start = file.run.start
     if start.from_target:
         first = start.layers[0] if start.layers else config.target.num_layers - config.num_layers
         scale = 1.0
-        if config.form == "autoregressive":
+        if config.form == "autoregressive" or config.slots == "seeded":
             scale = target.stream_rms(sample, first)
-        initialise_from_target(
-            head,
-            target.model,
-            start.layers,
-            copy_mlp=config.intermediate_size == target.model.config.intermediate_size,
-            input_scale=scale,
-        )
+        initialise_from_target(head, target.model, start.layers, input_scale=scale)
+    return head
+
+
+def _earlier_head(file: RunFile, name: str, config: HeadConfig, target: FrozenTarget) -> Head:
+    """The head that the run goes on from; raises HeadError, or SpecError if it is another."""
+    folder = file.resolve("start.head", name)
+    head = load_head(folder, target.tables.to(dtype=torch.float32))
+    wanted, found = config.model_dump(), head.config.model_dump()
+    differ = [
+        f"{key} {found[key]}, not {wanted[key]}" for key in wanted if found[key] != wanted[key]
+    ]
+    if differ:
+        words = f"{folder} holds another head than the run's: {'; '.join(differ)}"
+        raise file.problem("start.head", words)
     return head
 
 

@@ -14,6 +14,7 @@ import specstack.drafters.autoregressive as autoregressive
 from specstack.drafters.autoregressive import AutoregressiveDrafter
 from specstack.drafters.base import DraftRuntime
 from specstack.drafters.block import BlockDrafter
+from specstack.drafters.committed_layout import CommittedLayout
 from specstack.models.heads.checkpoint import make_head, save_head
 from specstack.models.heads.features import TargetFeatures
 from specstack.models.heads.layers import join
@@ -50,6 +51,12 @@ CASES = {
     "block sum": ("block", SUM, {}),
     **{f"block {c['kind']} {c['output']}": ("block", HIDDEN, {"conditioning": c})
        for c in CORRECTORS},
+    "seeded": ("block", HIDDEN, {"slots": "seeded"}),
+    "seeded bidirectional": (
+        "block", HIDDEN, {"slots": "seeded", "mask": "bidirectional", "block_size": 6}
+    ),
+    "seeded sum": ("block", SUM, {"slots": "seeded"}),
+    "seeded gru": ("block", HIDDEN, {"slots": "seeded", "conditioning": CORRECTORS[2]}),
     "autoregressive": ("autoregressive", HIDDEN, {}),
     "autoregressive norms": ("autoregressive", HIDDEN, {"extra_norms": True}),
     "autoregressive kv": ("autoregressive", KV, {}),
@@ -100,6 +107,8 @@ class Bench:
             for layer in pool.layers:
                 layer.keys.fill_(torch.nan)
                 layer.values.fill_(torch.nan)
+        if isinstance(self.drafter, BlockDrafter):
+            self.drafter._seeds.fill_(torch.nan)
 
     def request(self, length: int, kv_slots: list[int]) -> Request:
         tokens = torch.randint(self.head.config.target.vocab_size, (length + 1,))
@@ -160,18 +169,26 @@ def whole_context(head, request):
 
 
 def block_law(head, request, path):
-    n, slots = request.length, head.config.block_size
-    tokens = torch.full((1, slots), -1)
+    hidden = block_hidden(head, request)[len(path)]
+    if head.corrector is None:
+        return head.logits(hidden).log_softmax(-1)
+    parents = torch.tensor([int(request.tokens[request.length]), *path])
+    states = head.path_states(parents)
+    return head.logits(hidden, parents[-1], states[-1]).log_softmax(-1)
+
+
+def block_hidden(head, request):
+    """Of the slots that draft depths 1, 2, .."""
+    n, slots = request.length, head.config.num_slots
+    tokens = torch.arange(0, -slots, -1)[None].clone()
     tokens[0, 0] = request.tokens[n]
     lengths = torch.tensor([n])
     mask = block_mask(lengths[:, None], lengths, slots, n, head.config.mask)
     positions = torch.arange(n, n + slots)[None]
-    hidden = head(tokens, positions, whole_context(head, request), mask)[0, len(path) + 1]
-    if head.corrector is None:
-        return head.logits(hidden).log_softmax(-1)
-    parents = torch.tensor([int(request.tokens[n]), *path])
-    states = head.path_states(parents)
-    return head.logits(hidden, parents[-1], states[-1]).log_softmax(-1)
+    inputs = tokens, positions, whole_context(head, request), mask
+    if not head.is_seeded:
+        return head(*inputs)[0, 1:]
+    return head(*inputs, head.fuse(request.features)[-1].expand(1, slots, -1))[0]
 
 
 def autoregressive_law(head, request, path):
@@ -289,7 +306,7 @@ def test_absorbing_in_pieces_equals_absorbing_at_once(
     at_once = bench.drafter.propose(batch, 6)
     bench.poison()
     bench.absorb(requests, slots, [0, 0, 0], [2, 1, 0], padding=1)
-    bench.absorb(requests, slots, [2, 1, 0], [2, 1, 4])
+    bench.absorb(requests, slots, [2, 1, 0], [2, 1, 4])  # two of them have no new token
     bench.absorb(requests, slots, [2, 1, 4], lengths)
     in_calls = bench.drafter.propose(batch, 6)
     bench.poison()
@@ -349,14 +366,35 @@ def test_fewer_candidates_keep_probabilities_proper(
     assert of_root == pytest.approx(dict(zip(ids, expected.tolist(), strict=True)), abs=1e-9)
 
 
-def block_hidden(head, request):
-    n, slots = request.length, head.config.block_size
-    tokens = torch.full((1, slots), -1)
-    tokens[0, 0] = request.tokens[n]
-    lengths = torch.tensor([n])
-    mask = block_mask(lengths[:, None], lengths, slots, n, head.config.mask)
-    positions = torch.arange(n, n + slots)[None]
-    return head(tokens, positions, whole_context(head, request), mask)[0, 1:]
+@pytest.mark.parametrize("case", [case for case in CASES if "seeded" in case])
+def test_a_seed_is_the_features_of_a_requests_last_token(case: str, tmp_path: Path) -> None:
+    bench = Bench(case, tmp_path)
+    requests, slots = three_requests(bench), [6, 0, 3]
+    lengths = [r.length for r in requests]
+    batch, seeds = bench.batch(requests, slots, lengths), bench.drafter._seeds
+    bench.absorb(requests, slots, [0, 0, 0], [3, 1, 7])
+    bench.absorb(requests, slots, [3, 1, 7], lengths, padding=2)
+    for request, slot in zip(requests, slots, strict=True):
+        torch.testing.assert_close(seeds[slot], bench.head.fuse(request.features)[-1])
+    proposal = bench.drafter.propose(batch, 4)
+    seeds[[6, 0, 3]] = seeds[[0, 3, 6]]  # control: those of other requests
+    assert not torch.isclose(bench.drafter.propose(batch, 4).log_q, proposal.log_q).all(1).any()
+    bench.absorb(requests[2:], slots[:1], [0], lengths[2:])  # the first has left its slot
+    again = bench.batch(requests[2:], slots[:1], lengths[2:])
+    check(bench.drafter.propose(again, 4), 0, bench.law(requests[2]), 4)
+
+
+def test_the_last_row_of_a_request_is_its_last_token() -> None:
+    def layout(requests: list[int]) -> CommittedLayout:
+        return CommittedLayout(torch.tensor(requests), torch.zeros(len(requests)).long(), 4, 9)
+
+    packed, before = torch.arange(14.0).view(7, 2), -torch.ones(4, 2)
+    # Requests side by side; 4 is padding, the row that 1 has is that of before.
+    assert layout([2, 4, 0, 2, 0, 3, 4]).last(packed, before)[:, 0].tolist() == [8, -1, 6, 10]
+    assert layout([4] * 7).last(packed, before)[:, 0].tolist() == [-1] * 4
+    packed[[1, 6]] = torch.nan
+    assert layout([2, 4, 0, 2, 0, 3, 4]).last(packed, before).isfinite().all()
+    assert layout([2, 1, 0, 2, 0, 3, 4]).last(packed, before)[1].isnan().all(), "control"
 
 
 REFRESH = {"conditioning": {"kind": "refresh"}}

@@ -29,6 +29,7 @@ from specstack.models.heads.vocabulary import DraftVocabulary
 HEADS = {
     "block": ("block", HIDDEN, {"conditioning": {"kind": "gru", "rank": 4}}),
     "block_sum": ("block", SUM, {}),
+    "block_seeded": ("block", HIDDEN, {"slots": "seeded"}),
     "autoregressive": ("autoregressive", HIDDEN, {"extra_norms": True}),
     "autoregressive_kv": ("autoregressive", KV_LINEAR, {}),
     "autoregressive_gated": ("autoregressive", GATED, {}),
@@ -58,7 +59,10 @@ def logits(head, dtype=torch.float32):
     if isinstance(head, BlockHead):
         mask = torch.ones(1, 2, 5, dtype=torch.bool).tril(3)
         parents = tokens if head.corrector else None
-        return head.logits(head(tokens, positions, context, mask), parents)
+        slots, seed = torch.tensor([[5, -1]]), None
+        if head.is_seeded:
+            seed = head.fuse(features)[:, -1:].expand(-1, 2, -1)
+        return head.logits(head(slots, positions, context, mask, seed), parents)
     columns = 5 if context else 2
     mask = torch.ones(1, 2, columns, dtype=torch.bool).tril(columns - 2)
     hidden = head.fuse(features)[:, :2]

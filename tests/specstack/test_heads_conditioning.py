@@ -54,9 +54,9 @@ def test_a_path_is_corrected_as_its_equation_says(kind, parent, output) -> None:
             state = x if kind == "markov" else gru(corrector.cell, x, state)
             added = corrector.up.weight @ state
             if output == "hidden":
-                expected = head.lm_head_rows @ (hidden[b, k] + added)
+                expected = head.lm_head.weight @ (hidden[b, k] + added)
             else:
-                expected = head.lm_head_rows @ hidden[b, k] + added
+                expected = head.lm_head.weight @ hidden[b, k] + added
             torch.testing.assert_close(found[b, k], expected)
 
 
@@ -88,9 +88,9 @@ def test_a_new_corrector_has_no_effect_and_learns_at_once(kind, parent, output) 
 def test_logits_are_the_rows_of_the_draft_vocabulary() -> None:
     head = make("markov")
     hidden = torch.randn(WIDTH, dtype=torch.float64)
-    tables = make("markov").lm_head_rows
+    tables = make("markov").lm_head.weight
     assert head.logits(hidden).shape == (DRAFTED,)
-    assert torch.equal(head.lm_head_rows, tables)
+    assert torch.equal(head.lm_head.weight, tables)
     ids = head.vocabulary.token_ids
     assert head.vocabulary.to_draft(ids).tolist() == list(range(DRAFTED))
 
@@ -112,6 +112,6 @@ def test_the_table_form_can_be_any_low_rank_table_of_transitions(output: str) ->
     randomise(head)
     w1, w2 = head.corrector.parent.table.weight, head.corrector.up.weight
     if output == "hidden":
-        w2 = head.lm_head_rows @ w2
+        w2 = head.lm_head.weight @ w2
     hidden, parents = torch.zeros(40, WIDTH, dtype=torch.float64), torch.arange(40)
     torch.testing.assert_close(head.logits(hidden, parents), w1 @ w2.T)

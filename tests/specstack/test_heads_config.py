@@ -15,6 +15,7 @@ CONFIGS = {
     "block": ("block", HIDDEN, {"conditioning": MARKOV, "draft_vocab_size": 16}),
     "bidirectional": ("block", KV, {"mask": "bidirectional"}),
     "sum": ("block", {**SUM, "sum_rank": 2}, {"conditioning": {"kind": "refresh"}}),
+    "seeded": ("block", HIDDEN, {"slots": "seeded", "conditioning": MARKOV}),
     "autoregressive": ("autoregressive", HIDDEN, {"extra_norms": True}),
     "kv": ("autoregressive", KV_LINEAR, {}),
     "gated": ("autoregressive", GATED, {}),
@@ -125,6 +126,24 @@ def test_a_config_survives_its_file(name: str) -> None:
             "conditioning.kind refresh needs mask tree_causal",
         ),
         (
+            "autoregressive",
+            HIDDEN,
+            {"slots": "seeded"},
+            "slots seeded needs form block: an autoregressive head always starts like this",
+        ),
+        (
+            "block",
+            KV,
+            {"slots": "seeded"},
+            "slots seeded needs hidden states, which context.source kv does not read",
+        ),
+        (
+            "block",
+            HIDDEN,
+            {"slots": "seeded", "conditioning": {"kind": "refresh"}},
+            "conditioning.kind refresh needs slots masked: it asks behind every node",
+        ),
+        (
             "block",
             HIDDEN,
             {"extra_norms": True},
@@ -177,6 +196,13 @@ def test_all_contradictions_are_said_at_once() -> None:
         "context.source hidden needs context.target_layers",
         "mask bidirectional needs form block",
     ]
+
+
+@pytest.mark.parametrize("context", [HIDDEN, SUM], ids=["hidden", "hybrid"])
+def test_seeded_slots_spare_the_one_of_the_last_depth(context) -> None:
+    assert tiny_config("block", context, block_size=6).num_slots == 6
+    assert tiny_config("block", context, block_size=6, slots="seeded").num_slots == 5
+    assert tiny_config("autoregressive", HIDDEN, block_size=6).num_slots == 6
 
 
 def test_the_shape_of_a_packaged_target() -> None:

@@ -48,13 +48,13 @@ TARGETS = [("llama", rope) for rope in ROPES] + [("qwen3", "default"), ("qwen3",
 LENGTH = 6
 
 
-def make_target(kind: str, rope: str = "default"):
+def make_target(kind: str, rope: str = "default", **sizes):
     torch.manual_seed(0)
-    parameters = {**ROPES[rope], "rope_theta": 500.0}
+    fields = {**SIZES, "rope_parameters": {**ROPES[rope], "rope_theta": 500.0}, **sizes}
     if kind == "llama":
-        model = LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=parameters))
+        model = LlamaForCausalLM(LlamaConfig(**fields))
     else:
-        model = Qwen3ForCausalLM(Qwen3Config(**SIZES, rope_parameters=parameters))
+        model = Qwen3ForCausalLM(Qwen3Config(**fields))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return model.double().eval()
@@ -143,6 +143,83 @@ def test_an_autoregressive_layer_reproduces_a_target_layer(kind: str, rope: str)
     assert head.input_proj.weight.grad[:, :24].abs().min() > 0
 
 
+@pytest.mark.parametrize(("kind", "rope"), TARGETS)
+def test_a_seeded_layer_reproduces_a_target_layer(kind: str, rope: str) -> None:
+    """Where a slot starts from its features alone, token by token; then its token is learnt."""
+    target = make_target(kind, rope)
+    context = {"source": "hidden", "target_layers": (1, 0)}
+    config = head_config(target, "block", context, slots="seeded")
+    head = BlockHead(config, tables_of(target))
+    initialise_from_target(head, target, [2], input_scale=3.0)
+    assert torch.allclose(head.mask_embedding, head.embedding.mean(dim=0).expand(2, -1))
+    taps = torch.randn(1, LENGTH, 2, 24, dtype=torch.float64)
+    tokens, positions = torch.randint(40, (1, LENGTH)), torch.arange(LENGTH)[None] + 20
+    tokens[0, 1:3] = torch.tensor([-1, -2])
+    x = 3 * taps[:, :, 1] / taps[:, :, 1].pow(2).mean(-1, keepdim=True).sqrt()
+    causal = torch.ones(1, LENGTH, LENGTH, dtype=torch.bool).tril()
+    rotations = target.model.rotary_emb(x, positions)
+    layer = target.model.layers[2]
+    expected = layer(x, attention_mask=causal[:, None], position_embeddings=rotations)
+    nothing = head.context(TargetFeatures(taps[:, :0]), positions[:, :0])
+    seed = head.fuse(TargetFeatures(taps))
+    found = head(tokens, positions, nothing, causal, seed)
+    torch.testing.assert_close(found, target.model.norm(expected), rtol=1e-5, atol=1e-5)
+    head.logits(found).logsumexp(-1).sum().backward()
+    assert head.input_proj.weight.grad[:, :24].abs().min() > 0
+
+
+STRONG = [j for j in range(20) if j not in (3, 8, 9, 15)]
+
+
+def weaken(mlp, scale: float) -> None:
+    """Neurons 3, 8, 9 and 15 say `scale` of what they did."""
+    with torch.no_grad():
+        for row, weight in ((3, mlp.gate_proj.weight), (8, mlp.up_proj.weight)):
+            weight[row] *= scale
+        mlp.down_proj.weight[:, [9, 15]] *= scale
+
+
+def mlp_of(target, size: int):
+    """The MLP of a head that starts from the target's last layer."""
+    context = {"source": "hidden", "target_layers": (2,)}
+    config = head_config(target, "block", context, intermediate_size=size)
+    head = BlockHead(config, tables_of(target))
+    initialise_from_target(head, target)
+    return head.layers[0].mlp
+
+
+@pytest.mark.parametrize(("size", "is_same"), [(15, False), (16, True), (20, True), (33, True)])
+def test_silent_neurons_go_first_and_further_ones_say_nothing(size: int, is_same: bool) -> None:
+    target, x = make_target("llama"), torch.randn(7, 24, dtype=torch.float64)
+    source = target.model.layers[2].mlp
+    weaken(source, 0.0)
+    assert torch.allclose(mlp_of(target, size)(x), source(x)) == is_same
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0])
+def test_a_narrower_mlp_has_the_strongest_neurons_in_their_order(scale: float) -> None:
+    target = make_target("llama")
+    source = target.model.layers[2].mlp
+    weaken(source, scale)
+    gate, up, down = (p.weight for p in (source.gate_proj, source.up_proj, source.down_proj))
+    strength = [float(gate[j].norm() * up[j].norm() * down[:, j].norm()) for j in range(20)]
+    kept = sorted(sorted(range(20), key=lambda j: -strength[j])[:16])
+    assert (kept == STRONG) == (scale < 1)
+    found = mlp_of(target, 16)
+    assert torch.equal(found.gate_proj.weight, gate[kept])
+    assert torch.equal(found.up_proj.weight, up[kept])
+    assert torch.equal(found.down_proj.weight, down[:, kept])
+
+
+def test_a_wider_mlp_learns_at_once() -> None:
+    target, x = make_target("llama"), torch.randn(7, 24, dtype=torch.float64)
+    mlp = mlp_of(target, 33)
+    assert torch.equal(mlp.gate_proj.weight[:20], target.model.layers[2].mlp.gate_proj.weight)
+    assert not mlp.down_proj.weight[:, 20:].any()
+    mlp(x).square().sum().backward()
+    assert mlp.down_proj.weight.grad.abs().min() > 0
+
+
 def adopt(head, other) -> list[str]:
     """Copy what both have; return what only `head` has."""
     return head.load_state_dict(other.state_dict(), strict=False).missing_keys
@@ -219,20 +296,29 @@ def test_layers_default_to_the_paired_ones_or_the_last() -> None:
 def test_what_cannot_be_copied_is_refused() -> None:
     target = make_target("llama")
     context = {"source": "hidden", "target_layers": (2,)}
-    config = head_config(target, "block", context, intermediate_size=16)
-    head = BlockHead(config, tables_of(target))
+    head = BlockHead(head_config(target, "block", context), tables_of(target))
+    initialise_from_target(head, target)
     with pytest.raises(HeadError) as error:
-        initialise_from_target(head, target)
-    assert str(error.value).splitlines()[:2] == [
+        initialise_from_target(head, make_target("llama", num_key_value_heads=4))
+    assert str(error.value).splitlines() == [
         "the head cannot start from this target:",
-        "  model.layers.2.mlp.gate_proj.weight has shape (20, 24) in the target, (16, 24) "
+        "  model.layers.2.self_attn.k_proj.weight has shape (32, 24) in the target, (16, 24) "
+        "in the head",
+        "  model.layers.2.self_attn.v_proj.weight has shape (32, 24) in the target, (16, 24) "
         "in the head",
     ]
-    initialise_from_target(head, target, copy_mlp=False)
     with pytest.raises(HeadError, match=r"^2 target layers for the 1 of the head$"):
         initialise_from_target(head, target, [0, 1])
     with pytest.raises(HeadError, match=r"model.layers.7.input_layernorm.weight is missing in"):
         initialise_from_target(head, target, [7])
-    biased = {**target.state_dict(), "model.layers.2.self_attn.q_proj.bias": torch.zeros(32)}
-    with pytest.raises(HeadError, match=r"self_attn.q_proj.bias has no place in the head"):
-        initialise_from_target(head, biased)
+    for bias in ("self_attn.q_proj.bias", "mlp.up_proj.bias"):
+        biased = {**target.state_dict(), f"model.layers.2.{bias}": torch.zeros(32)}
+        with pytest.raises(HeadError, match=rf"layers.2.{bias} has no place in the head$"):
+            initialise_from_target(head, biased)
+    gateless = target.state_dict()
+    del gateless["model.layers.2.mlp.gate_proj.weight"]
+    with pytest.raises(HeadError) as error:
+        initialise_from_target(head, gateless)
+    assert str(error.value).splitlines()[1:] == [
+        "  model.layers.2.mlp.gate_proj.weight is missing in the target"
+    ]

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from specstack.models.heads.autoregressive import AutoregressiveHead
-from specstack.models.heads.block import BlockHead
+from specstack.models.heads.block import BlockHead, block_tokens
 from specstack.models.heads.layers import join
 from specstack.models.heads.masks import block_mask, ttt_context_mask, ttt_mask
 from specstack.models.heads.testing import (
@@ -30,18 +30,19 @@ WIDE = {"hidden_size": 64, "vocab_size": 64, "head_dim": 16}
 
 def block_logits(head, tokens, features):
     """Logits of the drafts of every block and their tokens, [A, DEPTH, W] and [A, DEPTH]."""
-    num_anchors = len(tokens) - DEPTH
-    anchors = torch.arange(num_anchors)[None]
-    places = anchors[0][:, None] + torch.arange(DEPTH + 1)  # [A, S]
-    slots = tokens[places]
-    labels, parents = slots[:, 1:], slots[:, :-1]
-    masked = slots.clone()
-    masked[:, 1:] = head.config.mask_token_id
+    anchors = torch.arange(int(head.is_seeded), len(tokens) - DEPTH)[None]
+    num_anchors, num_slots = anchors.shape[1], head.config.num_slots
+    places = anchors[0][:, None] + torch.arange(DEPTH + 1)  # [A, DEPTH + 1]
+    labels, parents = tokens[places[:, 1:]], tokens[places[:, :-1]]
+    masked, places = block_tokens(parents[:, 0], num_slots), places[:, :num_slots]
     length = torch.tensor([len(tokens)])
-    mask = block_mask(anchors, length, DEPTH + 1, len(tokens), head.config.mask)
+    mask = block_mask(anchors, length, num_slots, len(tokens), head.config.mask)
     context = head.context(features, torch.arange(len(tokens))[None])
-    hidden = head(masked.reshape(1, -1), places.reshape(1, -1), context, mask)
-    hidden = hidden.unflatten(1, (num_anchors, DEPTH + 1))[0, :, 1:]
+    seed = None
+    if head.is_seeded:
+        seed = head.fuse(features)[:, anchors[0] - 1].repeat_interleave(num_slots, dim=1)
+    hidden = head(masked.reshape(1, -1), places.reshape(1, -1), context, mask, seed)
+    hidden = hidden.unflatten(1, (num_anchors, num_slots))[0, :, -DEPTH:]
     if head.corrector is None:
         return head.logits(hidden), labels
     return head.logits(hidden, parents, head.path_states(parents)), labels
@@ -72,6 +73,8 @@ HEADS = {
     "block_gru": (BlockHead, "block", HIDDEN, {"conditioning": GRU, "mask": "bidirectional"}),
     "block_table": (BlockHead, "block", KV, {"conditioning": {**GRU, "parent": "table"}}),
     "block_sum": (BlockHead, "block", SUM_LOW_RANK, {}),
+    "seeded": (BlockHead, "block", HIDDEN, {"slots": "seeded"}),
+    "seeded_sum": (BlockHead, "block", SUM_LOW_RANK, {"slots": "seeded", "conditioning": GRU}),
     "autoregressive": (AutoregressiveHead, "autoregressive", HIDDEN, {"extra_norms": True}),
     "autoregressive_kv": (AutoregressiveHead, "autoregressive", KV_LINEAR, {}),
     "autoregressive_gated": (AutoregressiveHead, "autoregressive", GATED_LINEAR, {}),
@@ -99,10 +102,10 @@ def test_gradient_reaches_every_weight(name: str) -> None:
     silent = [n for n, p in head.named_parameters() if p.grad is None or not p.grad.any()]
     assert silent == []
     assert not head.embedding.requires_grad
-    assert not head.lm_head_rows.requires_grad
+    assert not head.lm_head.weight.requires_grad
 
 
-@pytest.mark.parametrize("name", ["block", "autoregressive"])
+@pytest.mark.parametrize("name", ["block", "seeded", "autoregressive"])
 def test_a_tiny_head_learns_a_sequence_by_heart(name: str) -> None:
     torch.manual_seed(0)
     head = make(name, torch.float32, num_layers=1, intermediate_size=128, target=WIDE)

@@ -137,6 +137,15 @@ SOURCES = {
 }
 
 
+def block_outputs(head, xs, features, positions, mask):
+    """From what the slots start from to their final hidden states; three tokens of context."""
+    for i, layer in enumerate(head.layers):
+        seen = [block_context(head, i, features, position) for position in range(3)]
+        normed = [rms(x, layer.input_layernorm) for x in xs]
+        xs = finish(layer, xs, attention(layer.self_attn, normed, positions, seen, mask))
+    return torch.stack([rms(x, head.norm) for x in xs])
+
+
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_block_pass_is_what_its_equations_say(source: str) -> None:
     torch.manual_seed(0)
@@ -146,18 +155,74 @@ def test_a_block_pass_is_what_its_equations_say(source: str) -> None:
     features, tokens, positions = random_features(config, 1, 3), [4, -1, -1, 8], [3, 4, 5, 5]
     mask = torch.rand(1, 4, 7) < 0.6
     mask[0, 1] = False  # sees nothing: no attention output, no NaN
-    xs = [head.mask_embedding if t < 0 else head.embedding[t] for t in tokens]
-    for i, layer in enumerate(head.layers):
-        seen = [block_context(head, i, features, position) for position in range(3)]
-        normed = [rms(x, layer.input_layernorm) for x in xs]
-        attended = attention(layer.self_attn, normed, positions, seen, mask[0])
-        xs = finish(layer, xs, attended)
-    expected = torch.stack([rms(x, head.norm) for x in xs])
+    xs = [head.mask_embedding[0] if t < 0 else head.embedding[t] for t in tokens]
+    expected = block_outputs(head, xs, features, positions, mask[0])
     context = head.context(features, torch.arange(3)[None])
     found = head(torch.tensor([tokens]), torch.tensor([positions]), context, mask)[0]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    logits = torch.stack([head.lm_head_rows @ x for x in expected])
+    logits = torch.stack([head.lm_head.weight @ x for x in expected])
     torch.testing.assert_close(head.logits(found), logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("source", [s for s in SOURCES if "kv" not in s])
+def test_a_seeded_pass_is_what_its_equations_say(source: str) -> None:
+    """Every slot has a token or a MASK of its own, and the features of some token."""
+    torch.manual_seed(0)
+    config = tiny_config("block", SOURCES[source], slots="seeded")
+    head = BlockHead(config, random_tables(config))
+    randomise(head)
+    assert head.mask_embedding.shape == (2, 24)  # of slots 1 and 2; slot 0 is the anchor's
+    features, tokens, positions = random_features(config, 1, 3), [4, -2, -1, 8], [3, 4, 5, 5]
+    seeds, mask = [2, 2, 0, 1], torch.rand(1, 4, 7) < 0.6
+    mask[0, 1] = False
+    xs = []
+    for token, seed in zip(tokens, seeds, strict=True):
+        known = head.mask_embedding[-token - 1] if token < 0 else head.embedding[token]
+        fused = fuse(head.fusion, features.hidden[0, seed])
+        joined = torch.cat([rms(known, head.embedding_norm), fused])
+        xs.append(head.input_proj.weight @ joined)
+    expected = block_outputs(head, xs, features, positions, mask[0])
+    fused, places = head.fuse(features), torch.arange(3)[None]
+    context = head.context(features, places)
+    for known, direct in zip(head.context(features, places, fused), context, strict=True):
+        assert torch.equal(known.keys, direct.keys)
+        assert torch.equal(known.values, direct.values)
+
+    def found(tokens, seeds):
+        inputs = torch.tensor([tokens]), torch.tensor([positions]), context, mask
+        return head(*inputs, fused[:, seeds])[0]
+
+    torch.testing.assert_close(found(tokens, seeds), expected, rtol=1e-4, atol=1e-5)
+    controls = [([4, -1, -2, 8], seeds), (tokens, [2, 0, 2, 1])]  # MASKs or seeds change places
+    assert all((found(*other)[1] - expected[1]).abs().max() > 1e-2 for other in controls)
+
+
+@pytest.mark.parametrize("slots", ["masked", "seeded"])
+def test_masked_slots_share_one_mask_and_seeded_ones_have_their_own(slots: str) -> None:
+    config = tiny_config("block", HIDDEN, slots=slots, block_size=5)
+    head = BlockHead(config, random_tables(config))
+    randomise(head)
+    is_seeded = slots == "seeded"
+    assert len(head.mask_embedding) == (3 if is_seeded else 1)
+    context = head.context(random_features(config, 1, 3), torch.arange(3)[None])
+    mask = torch.ones(1, 3, 6, dtype=torch.bool)
+    seed = torch.ones(1, 3, 24, dtype=torch.float64) if is_seeded else None
+    tokens, positions = torch.tensor([[-1, -2, -3]]), torch.full((1, 3), 3)
+    first, *others = head(tokens, positions, context, mask, seed)[0]
+    assert [torch.allclose(first, other) for other in others] == [not is_seeded] * 2
+
+
+@pytest.mark.parametrize("slots", ["masked", "seeded"])
+def test_a_seed_is_for_seeded_slots_which_need_it(slots: str) -> None:
+    config = tiny_config("block", HIDDEN, slots=slots)
+    head = BlockHead(config, random_tables(config))
+    context = head.context(random_features(config, 1, 3), torch.arange(3)[None])
+    inputs = torch.tensor([[4]]), torch.tensor([[3]]), context
+    mask, seed = torch.ones(1, 1, 4, dtype=torch.bool), torch.zeros(1, 1, 24, dtype=torch.float64)
+    right, wrong = (None, seed) if slots == "masked" else (seed, None)
+    with pytest.raises(ValueError, match=r"^seed is for seeded slots, which need it$"):
+        head(*inputs, mask, wrong)
+    assert head(*inputs, mask, right).shape == (1, 1, 24)
 
 
 def pairs(kv: LayerKV):
@@ -224,7 +289,7 @@ def test_an_autoregressive_pass_is_what_its_equations_say(source, extra_norms) -
     found, own = head(*inputs, prefix, context, mask, self_mask)
     torch.testing.assert_close(found[0], expected, rtol=1e-4, atol=1e-5)
     assert own[1].keys.shape == (1, 2, head.num_cache_heads, SIZE)
-    logits = torch.stack([head.lm_head_rows @ rms(x, head.norm) for x in expected])
+    logits = torch.stack([head.lm_head.weight @ rms(x, head.norm) for x in expected])
     torch.testing.assert_close(head.logits(found)[0], logits, rtol=1e-4, atol=1e-4)
 
 

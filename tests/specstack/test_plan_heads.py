@@ -96,10 +96,10 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
         "f.yaml:1:1: tree.depth: the tree is 8 deep, but the blocks of ./block hold 3 drafts"
         " behind their anchor: set tree.depth to at most 3",
     ),
-    "several ranks": (
-        "drafter: {kind: autoregressive, checkpoint: ./chain}\nengine: {tp: 2}\n", {},
-        "f.yaml:4:14: engine.tp: tp is 2, but the head ./chain needs the target's whole tables on"
-        " one rank: set tp to 1",
+    "more ranks than KV heads": (
+        "drafter: {kind: autoregressive, checkpoint: ./chain}\nengine: {tp: 4}\n", {},
+        "f.yaml:4:14: engine.tp: tp is 4, but the head ./chain reads the target's 2 KV heads, which"
+        " do not divide by it: set tp to a divisor of 2",
     ),
     "no folder": (
         "drafter: {kind: block, checkpoint: ./nothing}\n", {},
@@ -260,8 +260,11 @@ def conditioned(kind: str, parent: str, output: str) -> dict[str, Any]:
         ("block", KV_LINEAR, {"target": {"qk_norm": False}}),
         ("block", SUM, {}),
         ("block", SUM_LOW_RANK, {}),
+        ("block", HIDDEN, {"slots": "seeded"}),
+        ("block", HIDDEN, {"slots": "seeded", "block_size": 2}),
         ("block", HIDDEN, conditioned("markov", "embedding", "hidden")),
         ("block", HIDDEN, conditioned("gru", "table", "logits")),
+        ("block", SUM, {"slots": "seeded", **conditioned("gru", "embedding", "hidden")}),
         ("autoregressive", HIDDEN, {"extra_norms": True}),
         ("autoregressive", KV, {}),
         ("autoregressive", GATED, {}),
@@ -277,7 +280,7 @@ def test_sizes_are_those_of_the_head(
         vocabulary = DraftVocabulary.from_counts(torch.rand(40), draft_vocab_size)
     head = make_head(config, random_tables(config), vocabulary)
     found = sum(parameter.numel() for parameter in head.parameters())
-    copied = head.lm_head_rows.numel() if draft_vocab_size else 0
+    copied = head.lm_head.weight.numel() if draft_vocab_size else 0
     assert head_parameters(config) == found + copied
     kept = 2 * config.num_layers * config.target.head_dim
     heads = head.num_cache_heads

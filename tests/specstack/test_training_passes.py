@@ -98,8 +98,56 @@ HEADS = {
     "refresh": ("block", HIDDEN, {"conditioning": {"kind": "refresh"}}),
     "markov": ("block", HIDDEN, {"conditioning": {"kind": "markov", "rank": 3}}),
     "gru": ("block", HIDDEN, {"conditioning": {"kind": "gru", "rank": 3}}),
+    "seeded": ("block", HIDDEN, {"slots": "seeded"}),
+    "seeded_bidirectional": ("block", SUM, {"slots": "seeded", "mask": "bidirectional"}),
+    "seeded_gru": (
+        "block", HIDDEN, {"slots": "seeded", "conditioning": {"kind": "gru", "rank": 3}}
+    ),
     **{f"autoregressive_{name}": ("autoregressive", x, {}) for name, x in SOURCES.items()},
-}
+}  # fmt: skip
+BLOCKS = [name for name, (form, *_) in HEADS.items() if form == "block"]
+
+
+def alone(head, tokens, features, anchor: int):
+    """Hidden states of the one block behind the tokens before its anchor, [S, D]."""
+    slots, before = head.config.num_slots, features.index((slice(None), slice(anchor)))
+    inputs = torch.tensor([[int(tokens[anchor]), *(-slot for slot in range(1, slots))]])
+    own = torch.ones(slots, slots, dtype=torch.bool)
+    own = own.tril() if head.config.mask == "tree_causal" else own
+    mask = torch.cat([torch.ones(slots, anchor, dtype=torch.bool), own], dim=1)[None]
+    context = head.context(before, torch.arange(anchor)[None])
+    seed = head.fuse(before)[:, -1:].expand(-1, slots, -1) if head.is_seeded else None
+    return head(inputs, torch.arange(anchor, anchor + slots)[None], context, mask, seed)[0]
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_one_pass_over_all_blocks_equals_every_block_alone(name: str) -> None:
+    form, context, fields = HEADS[name]
+    head = make(form, context, **fields)
+    batch = batch_of(head)
+    features = features_of(head, batch)
+    found = block_hidden(head, batch, features)
+    assert found.shape == (*batch.anchors.shape, head.config.num_slots, 24)
+    for b, k in np.ndindex(*batch.anchors.shape):
+        if (anchor := int(batch.anchors[b, k])) > 0:
+            given = batch.tokens[b], features.index(slice(b, b + 1))
+            torch.testing.assert_close(found[b, k], alone(head, *given, anchor))
+            other = alone(head, *given, anchor - 1)
+            assert not torch.isclose(found[b, k], other).all(-1).any(), "control: another anchor"
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_block_knows_no_token_but_its_anchor(name: str) -> None:
+    form, context, fields = HEADS[name]
+    head = make(form, context, **fields)
+    batch = batch_of(head, [(4, 9)], per_sequence=1)
+    anchor, features = int(batch.anchors[0, 0]), features_of(head, batch)
+    base = block_hidden(head, batch, features)
+    for place in range(9):
+        tokens = batch.tokens.clone()
+        tokens[0, place] = (tokens[0, place] + 1) % 40
+        moved = block_hidden(head, replace(batch, tokens=tokens), features) != base
+        assert moved.any() == (place == anchor)
 
 
 def loss_of(head, batch, features, final):
@@ -137,6 +185,8 @@ def test_gradient_reaches_every_weight(name: str) -> None:
     final = torch.randn(*batch.tokens.shape, 24, dtype=torch.float64)
     loss_of(head, batch, features_of(head, batch), final).backward()
     assert [n for n, p in head.named_parameters() if p.grad is None or not p.grad.any()] == []
+    if isinstance(head, BlockHead):
+        assert head.mask_embedding.grad.any(dim=-1).all(), "every MASK"
 
 
 def test_a_mask_slot_says_its_own_token_and_a_real_one_the_next() -> None:
@@ -147,8 +197,17 @@ def test_a_mask_slot_says_its_own_token_and_a_real_one_the_next() -> None:
     assert output_depths(batch, head.config)[0].tolist() == expected
 
 
-def test_rows_are_the_drafts_whose_token_exists() -> None:
-    head = make("block", HIDDEN)
+def test_a_slot_of_a_seeded_block_says_the_token_after_its_own() -> None:
+    head = make("block", HIDDEN, slots="seeded")
+    batch = batch_of(head, [(3, 12)], per_sequence=2)
+    assert output_depths(batch, head.config)[0].tolist() == [[1, 2, 3], [1, 2, 3]]
+    masked = make("block", HIDDEN).config
+    assert output_depths(batch, masked)[0].tolist() == [[0, 1, 2, 3], [0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("slots", ["masked", "seeded"])
+def test_rows_are_the_drafts_whose_token_exists(slots: str) -> None:
+    head = make("block", HIDDEN, slots=slots)
     batch = batch_of(head, [(3, 7), (2, 5)])
     rows = rows_of(batch, head.config)
     tokens, length = batch.tokens, batch.tokens.shape[1]
@@ -161,13 +220,19 @@ def test_rows_are_the_drafts_whose_token_exists() -> None:
         if anchor + depth < end
     ]
     assert pairs == sorted(expected)
+    block, slot = rows.output // head.config.num_slots, rows.output % head.config.num_slots
+    assert torch.equal(slot, rows.depth - 1 if slots == "seeded" else rows.depth)
+    starts = (torch.arange(2)[:, None] * length + batch.anchors).flatten()
+    assert torch.equal(block, rows.block)
+    assert torch.equal(rows.place, starts[block] + rows.depth - 1)
     assert torch.equal(rows.labels, tokens.flatten()[rows.place + 1])
     assert torch.equal(rows.parents, tokens.flatten()[rows.place])
     assert rows.place.tolist() == sorted(rows.place.tolist())
 
 
-def test_padding_changes_nothing() -> None:
-    head = make("block", HIDDEN)
+@pytest.mark.parametrize("slots", ["masked", "seeded"])
+def test_padding_changes_nothing(slots: str) -> None:
+    head = make("block", HIDDEN, slots=slots)
     batch = batch_of(head)
     features = features_of(head, batch)
     together = block_hidden(head, batch, features)

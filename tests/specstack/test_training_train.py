@@ -30,6 +30,7 @@ BLOCK = {
     "conditioning": {"kind": "markov", "rank": 16},
     "draft_vocab_size": 100,
 }
+SEEDED = {**BLOCK, "slots": "seeded"}
 AUTOREGRESSIVE = {"form": "autoregressive", "block_size": 3, "context": tiny.CONTEXTS["hidden"]}
 GATED = {**AUTOREGRESSIVE, "context": tiny.CONTEXTS["gated"]}
 STEPS = {"schedule": {"max_steps": 4}, "checkpoints": {"every": 2}}
@@ -76,7 +77,9 @@ def curve(output: Path, name: str = "log") -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-@pytest.mark.parametrize("head", [BLOCK, AUTOREGRESSIVE], ids=["block", "autoregressive"])
+@pytest.mark.parametrize(
+    "head", [BLOCK, SEEDED, AUTOREGRESSIVE], ids=["block", "seeded", "autoregressive"]
+)
 def test_a_head_learns_its_texts_by_heart(files: Path, tmp_path: Path, head) -> None:
     head = {**head, "intermediate_size": 192}
     head.pop("draft_vocab_size", None)
@@ -137,6 +140,26 @@ def test_every_kind_of_head_trains(files: Path, tmp_path: Path, name: str) -> No
     assert {p.name for p in (tmp_path / "out/plots").iterdir()} == {
         "loss.png", "alpha.png", "accept_length.png",
     }  # fmt: skip
+
+
+def test_a_run_goes_on_from_an_earlier_head(files: Path, tmp_path: Path, capsys) -> None:
+    first = write_run(files, tmp_path / "one", BLOCK, schedule={"max_steps": 100})
+    assert train(first, tmp_path / "first") == 0
+    start = {"start": {"head": str(tmp_path / "first/head")}, "schedule": {"max_steps": 1}}
+    assert train(write_run(files, tmp_path / "two", BLOCK, **start), tmp_path / "second") == 0
+    losses = [float(row["loss"]) for row in curve(tmp_path / "first")]
+    (loss,) = (float(row["loss"]) for row in curve(tmp_path / "second"))
+    assert abs(loss - losses[-1]) < 0.2 * abs(loss - losses[0]), "control: a new head starts higher"
+    vocabularies = [
+        load_file(tmp_path / n / "head/model.safetensors")["d2t"] for n in ("first", "second")
+    ]
+    assert torch.equal(*vocabularies)
+    capsys.readouterr()
+    other = write_run(files, tmp_path / "three", {**BLOCK, "block_size": 3}, **start)
+    assert train(other, tmp_path / "third") == 2
+    message = capsys.readouterr().err
+    assert "start.head" in message
+    assert "block_size 4, not 3" in message
 
 
 def test_gates_are_logged_and_stages_freeze(files: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from specstack.models.heads.base import LmHead
 from specstack_serving import sglang_compat as sgl
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,28 @@ class PackedHeadMethod(sgl.UnquantizedEmbeddingMethod):  # type: ignore[misc]
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         return self.packed(x, bias)
+
+
+class PackedLinear(nn.Module):
+    """A linear layer of a draft head; its weight stays for who reads rows of it."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, bias
+        self.packed = PackedWeight(weight)
+
+    def forward(self, x: Float[Tensor, "... I"]) -> Float[Tensor, "... O"]:
+        return self.packed(x, self.bias)
+
+
+def pack_head(head: nn.Module) -> None:
+    """Pack the linear layers of a draft head, its lm_head included; others than float32 stay."""
+    for parent in list(head.modules()):
+        for name, child in list(parent.named_children()):
+            if not isinstance(child, nn.Linear | LmHead) or child.weight.dtype != torch.float32:
+                continue
+            bias = child.bias if isinstance(child, nn.Linear) else None
+            setattr(parent, name, PackedLinear(child.weight, bias))
 
 
 def pack_linears(model: nn.Module) -> int:

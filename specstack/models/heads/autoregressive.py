@@ -14,7 +14,6 @@ from __future__ import annotations
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from specstack.models.heads.base import DraftHead, normal_parameter, start_module, tapped_hidden
 from specstack.models.heads.config import HeadConfig
@@ -117,4 +116,4 @@ class AutoregressiveHead(DraftHead):
 
     def logits(self, hidden: Float[Tensor, "*S D"]) -> Float[Tensor, "*S W"]:
         """Logits over the draft vocabulary."""
-        return F.linear(self.norm(hidden), self.lm_head_rows)
+        return self.lm_head(self.norm(hidden))

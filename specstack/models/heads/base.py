@@ -19,6 +19,20 @@ from specstack.models.heads.tables import TargetTables
 from specstack.models.heads.vocabulary import DraftVocabulary
 
 
+class LmHead(nn.Module):
+    """The target's lm_head for the draft vocabulary: frozen, and not in the state dict."""
+
+    weight: Tensor
+
+    def __init__(self, rows: Float[Tensor, "W D"]) -> None:
+        super().__init__()
+        self.register_buffer("weight", rows, persistent=False)
+
+    def forward(self, hidden: Float[Tensor, "*S D"]) -> Float[Tensor, "*S W"]:
+        """Return logits."""
+        return F.linear(hidden, self.weight)
+
+
 class DraftHead(nn.Module):
     """A head without its layers. The tables are buffers outside the state dict: frozen, unsaved.
 
@@ -26,7 +40,6 @@ class DraftHead(nn.Module):
     """
 
     embedding: Tensor
-    lm_head_rows: Tensor
     d2t: Tensor
     t2d: Tensor
 
@@ -42,7 +55,7 @@ class DraftHead(nn.Module):
             self.register_buffer("t2d", vocabulary.t2d)
             rows = rows[vocabulary.token_ids]
         self.register_buffer("embedding", tables.embedding, persistent=False)
-        self.register_buffer("lm_head_rows", rows, persistent=False)
+        self.lm_head = LmHead(rows)
         self.rotary = Rotary(config.target)
         self.norm = nn.RMSNorm(config.target.hidden_size, eps=config.target.rms_norm_eps)
 
@@ -106,6 +119,6 @@ def start_module(head: DraftHead, tables: TargetTables) -> None:
     head.to(device=tables.embedding.device, dtype=tables.embedding.dtype)
 
 
-def normal_parameter(size: int) -> nn.Parameter:
-    """A learned vector that starts small."""
-    return nn.Parameter(torch.randn(size) * 0.02)
+def normal_parameter(*size: int) -> nn.Parameter:
+    """Learned vectors that start small."""
+    return nn.Parameter(torch.randn(*size) * 0.02)

@@ -124,6 +124,8 @@ class HeadConfig(_Frozen):
     block_size: Annotated[int, Field(ge=2)]
     """Block form: slots including the anchor. Autoregressive form: the largest depth trained."""
     mask: Literal["bidirectional", "tree_causal"] = "tree_causal"
+    slots: Literal["masked", "seeded"] = "masked"
+    """Block form: what a slot starts from, see `block`."""
     context: ContextConfig
     conditioning: ConditioningConfig = ConditioningConfig()
     draft_vocab_size: PositiveInt | None = None
@@ -132,6 +134,11 @@ class HeadConfig(_Frozen):
     """The hidden state that is fed back is RMS-normalised first (Attention Drift)."""
     intermediate_size: PositiveInt
     target: TargetShape
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of a block; where the anchor's own slot drafts, the last depth needs none."""
+        return self.block_size - (self.slots == "seeded")
 
     @model_validator(mode="after")
     def _check(self) -> HeadConfig:
@@ -218,6 +225,13 @@ def _head_problems(config: HeadConfig) -> Iterator[str]:
         yield f"conditioning.kind {conditioning.kind} {verb} conditioning.rank"
     if conditioning.kind == "refresh" and config.mask != "tree_causal":
         yield "conditioning.kind refresh needs mask tree_causal"
+    if config.slots == "seeded":
+        if config.form != "block":
+            yield "slots seeded needs form block: an autoregressive head always starts like this"
+        if config.context.source == "kv":
+            yield "slots seeded needs hidden states, which context.source kv does not read"
+        if conditioning.kind == "refresh":
+            yield "conditioning.kind refresh needs slots masked: it asks behind every node"
     if config.extra_norms and config.form == "block":
         yield "extra_norms needs form autoregressive: a block feeds no hidden state back"
     if config.draft_vocab_size and config.draft_vocab_size > config.target.vocab_size:

@@ -1,10 +1,11 @@
 """A new head starts from layers of its target, which trains far faster than from random weights.
 
-Layers and the last norm are copies; the fusion passes the last tap through; an autoregressive
-head's input is its hidden half alone (the embedding's half starts at zero: passed through whole, it
-makes a target with tied tables repeat the token that is known, and the loss starts far above
-uniform); cross-attention is the paired target layer's. Maps of the fusions `sum` and `gated_delta`
-and correctors keep their start without effect.
+Layers and the last norm are copies, narrower MLPs of the strongest neurons; the fusion passes the
+last tap through; where features enter the residual stream (autoregressive heads, seeded slots) they
+do so alone (the embedding's half starts at zero: passed through whole, it makes a target with tied
+tables repeat the token that is known, and the loss starts far above uniform); cross-attention is
+the paired target layer's. Maps of the fusions `sum` and `gated_delta` and correctors keep their
+start without effect.
 """
 
 from __future__ import annotations
@@ -29,16 +30,15 @@ def initialise_from_target(
     target: nn.Module | Weights,
     layers: Sequence[int] | None = None,
     *,
-    copy_mlp: bool = True,
     input_scale: float = 1.0,
 ) -> None:
     """Start `head` from a transformers causal LM or its state dict (Llama's and Qwen3's names).
 
     Args:
         layers: target layers, one per draft layer; None takes the paired ones, else the last.
-        copy_mlp: False where the head's intermediate_size differs from the target's.
-        input_scale: autoregressive form: RMS of the target's residual stream before `layers[0]`.
-            Taps are normalised, and a layer's output is sized for the stream it was trained in.
+        input_scale: where features enter the residual stream (autoregressive form, seeded slots):
+            RMS of the target's residual stream before `layers[0]`. Taps are normalised, and a
+            layer's output is sized for the stream it was trained in.
 
     Raises:
         HeadError: a layer or tensor is missing, or has other shapes than the head's.
@@ -48,8 +48,8 @@ def initialise_from_target(
     for i, (layer, draft) in enumerate(zip(chosen, head.layers, strict=True)):
         for name in ("input_layernorm", "self_attn", "post_attention_layernorm"):
             _copy(draft.get_submodule(name), weights, f"model.layers.{layer}.{name}.")
-        if copy_mlp:
-            _copy(draft.get_submodule("mlp"), weights, f"model.layers.{layer}.mlp.")
+        mlp = _mlp(weights, f"model.layers.{layer}.mlp.", head.config.intermediate_size)
+        _copy(draft.get_submodule("mlp"), mlp, f"model.layers.{layer}.mlp.")
         if isinstance(draft, GatedLayer):
             source = _kv_layer(head.config, i)
             _copy(draft.cross_attn, weights, f"model.layers.{source}.self_attn.")
@@ -86,10 +86,26 @@ def _copy(module: nn.Module, weights: Weights, prefix: str) -> None:
     module.load_state_dict(found)
 
 
+def _mlp(weights: Weights, prefix: str, size: int) -> Weights:
+    """An MLP of `size` neurons: the target's strongest; further ones say nothing at first."""
+    found = {name: value for name, value in weights.items() if name.startswith(prefix)}
+    names = [f"{prefix}{name}_proj.weight" for name in ("gate", "up", "down")]
+    if any(name not in found for name in names):
+        return found
+    gate, up, down = (found[name] for name in names)
+    if size > len(gate):
+        more = torch.randn(2, size - len(gate), gate.shape[1], device=gate.device) * gate.std()
+        gate, up = torch.cat([gate, more[0]]), torch.cat([up, more[1]])
+        down = torch.cat([down, down.new_zeros(len(down), size - down.shape[1])], dim=1)
+    strength = gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)
+    kept = strength.topk(size).indices.sort().values
+    return found | dict(zip(names, (gate[kept], up[kept], down[:, kept]), strict=True))
+
+
 def _start_inputs(head: BlockHead | AutoregressiveHead, input_scale: float) -> None:
     if isinstance(head, BlockHead):
         head.mask_embedding.copy_(head.embedding.float().mean(dim=0))
-    else:
+    if isinstance(head, AutoregressiveHead) or head.is_seeded:
         _pass_last(head.input_proj)
         head.input_proj.weight.mul_(input_scale)
     for module in head.modules():
