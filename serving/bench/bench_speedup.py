@@ -6,7 +6,8 @@
 Every group of prompts is sent twice in a row, once with the per-request opt-out, so that both
 sides meet the same machine noise; which side goes first alternates. The opt-out decodes one token
 a round.
-`host_share` is the part of a round that is not the target's forward: drafting, building, accepting.
+`host_share` is the part of a round that is not the target's forward: drafting, building, accepting;
+`draft_share` is the drafter's.
 `--plain` adds a server without any speculative worker, to show what the opt-out costs beside it.
 """
 
@@ -123,6 +124,7 @@ def measure(
         "ratio_median": statistics.median(ratios),
         "ratio_min": ratios[0],
         "ratio_max": ratios[-1],
+        "draft_share": spent["draft"] / sum(spent.values()),
         "host_share": 1.0 - spent["verify"] / sum(spent.values()),
     }
 
