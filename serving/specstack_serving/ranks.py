@@ -31,7 +31,11 @@ def agree(accepted: AcceptResult) -> AcceptResult:
     width = accepted.emitted.shape[1]
     fields = [accepted.accept_index, accepted.emitted, accepted.accept_lens[:, None]]
     packed = group.broadcast(torch.cat(fields, dim=1).contiguous(), src=0)
-    return AcceptResult(packed[:, :width], packed[:, width : 2 * width], packed[:, -1])
+    return AcceptResult(
+        accept_index=packed[:, :width],
+        emitted=packed[:, width : 2 * width],
+        accept_lens=packed[:, -1],
+    )
 
 
 class AgreedDrafter:

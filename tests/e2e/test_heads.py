@@ -27,8 +27,9 @@ KV = {"source": "kv", "kv_layers": [2], "kv_mix": "paired"}
 MARKOV = {"kind": "markov", "rank": 16}
 HEADS: dict[str, dict[str, Any]] = {
     "block": {"form": "block", "context": HIDDEN, "conditioning": MARKOV, "draft_vocab_size": 100},
-    "block_hybrid": {"form": "block", "context": {**KV, **HIDDEN, "source": "hybrid",
-                     "fusion": "sum"}, "conditioning": {"kind": "gru", "rank": 16}},
+    "block_seeded": {"form": "block", "slots": "seeded", "context": {**KV, **HIDDEN,
+                     "source": "hybrid", "fusion": "sum"},
+                     "conditioning": {"kind": "gru", "rank": 16}},
     "block_refresh": {"form": "block", "context": KV, "conditioning": {"kind": "refresh"}},
     "autoregressive": {"form": "autoregressive", "context": HIDDEN},
     "autoregressive_kv": {"form": "autoregressive", "context": {**KV, "kv_layers": [1, 3],
@@ -67,7 +68,7 @@ def train(folder: Path, name: str) -> Path:
     return folder / name / "head"
 
 
-def pipeline(folder: Path, drafter: dict[str, Any]) -> Path:
+def pipeline(folder: Path, drafter: dict[str, Any], tp: int = 1) -> Path:
     sections = {
         "version": 1,
         "target": str(folder / "target"),
@@ -77,6 +78,7 @@ def pipeline(folder: Path, drafter: dict[str, Any]) -> Path:
         "engine": {
             "device": "cpu",
             "context_length": 256,
+            "tp": tp,
             "args": {"skip_tokenizer_init": True, "chunked_prefill_size": 4},
         },
     }
@@ -158,3 +160,13 @@ def test_a_merge_is_lossless_and_a_shuffled_head_useless(
     merge = {"kind": "merge", "of": [block, {"kind": "ngram"}]}
     with serve(pipeline(folder, merge)) as url:
         assert ask(url, answers, 4)[0] == outputs
+
+
+def test_two_ranks_draft_what_one_drafts(serve: Serve, folder: Path, answers: list[Answer]) -> None:
+    """The head reads hidden states, KV heads and tables, which two ranks hold parts of."""
+    block = {"kind": "block", "checkpoint": str(train(folder, "block_seeded"))}
+    spec = pipeline(folder, block, tp=2)
+    with serve(spec) as url:
+        outputs, accept_length = ask(url, answers, 4)
+    assert outputs == [answer.output_ids for answer in answers]
+    assert accept_length == pytest.approx(evaluated(spec, folder), abs=0.02)
