@@ -108,7 +108,7 @@ class AutoregressiveDrafter(HeadDrafter):
 
     @torch.no_grad()
     def propose(self, batch: DraftBatch, draft_budget: int) -> DraftProposal:
-        """Propose the best `draft_budget` candidates and the chain. Host sync: none."""
+        """Propose the best `draft_budget` candidates and a chain. Host sync: none."""
         rollout = _Rollout(
             self._head,
             self._memory.before_drafts(batch.kv_slots, batch.seq_lens),

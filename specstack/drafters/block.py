@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specstack.drafters.base import DraftRuntime
 from specstack.drafters.committed_layout import CommittedLayout
-from specstack.drafters.conditioned import Corrected, Marginals
+from specstack.drafters.conditioned import Corrected, Marginals, correction_table
 from specstack.drafters.draft_pool import DraftPool, live_columns
 from specstack.drafters.expansion import expand
 from specstack.drafters.head_drafter import HeadDrafter
@@ -54,6 +54,7 @@ class BlockDrafter(HeadDrafter):
         self._candidates = candidates
         self._head: BlockHead
         self._pool: DraftPool
+        self._corrections: Float[Tensor, "W R"] | None = None
         self._seeds: Float[Tensor, "S D"]
 
     def attach(self, runtime: DraftRuntime) -> None:
@@ -67,6 +68,8 @@ class BlockDrafter(HeadDrafter):
             runtime.device,
             runtime.dtype,
         )
+        if self._head.corrector is not None:
+            self._corrections = correction_table(self._head)
         self._seeds = torch.zeros(
             runtime.num_slots if self._head.is_seeded else 0,
             self.config.target.hidden_size,
@@ -90,31 +93,33 @@ class BlockDrafter(HeadDrafter):
 
     @torch.no_grad()
     def propose(self, batch: DraftBatch, draft_budget: int) -> DraftProposal:
-        """Propose the best `draft_budget` candidates and the chain. Host sync: none."""
+        """Propose the best `draft_budget` candidates and a chain. Host sync: none."""
         context = self._pool.read(
             batch.kv_slots, live_columns(batch.seq_lens, batch.kv_slots.shape[1])
         )
-        hidden = self._draft(batch, context)
+        hidden = self._draft(batch, context, min(self._max_depth, draft_budget))
         head, width = self._head, self.num_children(draft_budget)
-        kind = self.config.conditioning.kind
-        if kind in ("markov", "gru"):
+        if self._corrections is not None:
             expander = Corrected(
-                head, hidden, batch.bonus_tokens, self._token_ids, width, self._candidates
-            )
+                head, hidden, batch.bonus_tokens, self._token_ids, width, self._candidates,
+                self._corrections,
+            )  # fmt: skip
             return expand(expander, self._max_depth, draft_budget)
         marginals = Marginals(head, hidden, self._token_ids, width)
         proposal = expand(marginals, self._max_depth, draft_budget)
-        if kind == "none":
+        if self.config.conditioning.kind == "none":
             return proposal
         refresh = Refresh(head, self._token_ids, self._max_depth)
         return refresh(proposal, batch, context, draft_budget, width)
 
-    def _draft(self, batch: DraftBatch, context: list[LayerKV]) -> Float[Tensor, "B K D"]:
+    def _draft(
+        self, batch: DraftBatch, context: list[LayerKV], depth: int
+    ) -> Float[Tensor, "B K D"]:
         """One pass; the hidden states of depths 1, 2, .."""
         # A causal slot does not see the later ones; a bidirectional one was trained to.
         config, seeded = self.config, self._head.is_seeded
         first = 0 if seeded else 1  # the slot of depth 1
-        num_slots = self._max_depth + first if config.mask == "tree_causal" else config.num_slots
+        num_slots = depth + first if config.mask == "tree_causal" else config.num_slots
         tokens = block_tokens(batch.bonus_tokens, num_slots)
         positions = batch.seq_lens[:, None] + torch.arange(num_slots, device=tokens.device)
         mask = block_mask(
@@ -128,4 +133,4 @@ class BlockDrafter(HeadDrafter):
         if seeded:
             seed = self._seeds[batch.slot_index][:, None].expand(-1, num_slots, -1)
         hidden: Tensor = self._head(tokens, positions, context, mask, seed)
-        return hidden[:, first : first + self._max_depth]
+        return hidden[:, first : first + depth]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from specstack.drafters.expansion import Children, Frontier, top_children
 from specstack.models.heads.block import BlockHead
@@ -53,13 +54,14 @@ class Corrected:
         token_ids: Int[Tensor, " W"] | None,
         width: int,
         num_candidates: int,
+        corrections: Float[Tensor, "W R"],
     ) -> None:
         logits = head.logits(hidden)
         best = logits.topk(min(num_candidates, logits.shape[-1]), dim=-1)
         self._base = best.values  # [B, K, C]
-        self._rest = logits.scatter(2, best.indices, -torch.inf).logsumexp(dim=2)  # [B, K]
+        self._rest = logits.scatter_(2, best.indices, -torch.inf).logsumexp(dim=2)  # [B, K]
         self._tokens = best.indices if token_ids is None else token_ids[best.indices]
-        self._rows = _correction_rows(head, best.indices)  # [B, K, C, R]
+        self._rows = embedding(best.indices, corrections)  # [B, K, C, R]
         self._head = head
         self._width = width
         self._state = head.advance(bonus_tokens[:, None])  # [B, F, R]
@@ -84,10 +86,8 @@ class Corrected:
         return Children(tokens, best.log_q)
 
 
-def _correction_rows(head: BlockHead, draft_ids: Int[Tensor, "B K C"]) -> Float[Tensor, "B K C R"]:
-    """What one unit of state adds to the logit of each token."""
+def correction_table(head: BlockHead) -> Float[Tensor, "W R"]:
+    """What one unit of state adds to the logit of each token; for a head that is not trained."""
     assert head.corrector is not None
     weight = head.corrector.up.weight
-    if head.config.conditioning.output == "logits":
-        return weight[draft_ids]
-    return head.lm_head.weight[draft_ids] @ weight
+    return weight if head.config.conditioning.output == "logits" else head.lm_head.weight @ weight

@@ -1,13 +1,14 @@
 """A head's keys and values, one row per KV slot of the target: what is shared there is shared here.
 
-Letters: S KV slots, T tokens, B requests, L columns, G heads, C head size.
+Letters: S KV slots, T tokens, B requests, L columns, n layers, G heads, C head size.
 """
 
 from __future__ import annotations
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from specstack.models.heads.layers import LayerKV
 
@@ -24,15 +25,11 @@ class DraftPool:
         device: torch.device,
         dtype: torch.dtype,
     ) -> None:
-        size = (num_kv_slots + 1, num_heads, head_dim)
-        self.layers = [
-            LayerKV(
-                torch.zeros(size, device=device, dtype=dtype),
-                torch.zeros(size, device=device, dtype=dtype),
-            )
-            for _ in range(num_layers)
-        ]
-        """[S + 1 G C] each; the last row takes what is not kept."""
+        size = (num_kv_slots + 1, num_layers, 2, num_heads, head_dim)
+        self._rows = torch.zeros(size, device=device, dtype=dtype)
+        """One row per slot, so that reading is one gather; the last takes what is not kept."""
+        self.layers = self._split(self._rows)
+        """Views, [S + 1 G C] each."""
         self._nowhere = num_kv_slots
 
     def write(
@@ -49,13 +46,13 @@ class DraftPool:
 
         Host sync: none.
         """
-        dead = ~is_live[..., None, None]
-        return [
-            LayerKV(
-                kept.keys[kv_slots].masked_fill(dead, 0), kept.values[kv_slots].masked_fill(dead, 0)
-            )
-            for kept in self.layers
-        ]
+        # An embedding look-up copies whole rows; indexing walks single elements.
+        rows = embedding(kv_slots, self._rows.flatten(1)).masked_fill_(~is_live[..., None], 0)
+        return self._split(rows.view(*kv_slots.shape, *self._rows.shape[1:]))
+
+    @staticmethod
+    def _split(rows: Float[Tensor, "*T n 2 G C"]) -> list[LayerKV]:
+        return [LayerKV(layer[..., 0, :, :], layer[..., 1, :, :]) for layer in rows.unbind(-4)]
 
 
 def live_columns(lengths: Int[Tensor, " B"], num_columns: int) -> Bool[Tensor, "B L"]:

@@ -53,12 +53,14 @@ class Expander(Protocol):
 def expand(expander: Expander, max_depth: int, draft_budget: int) -> DraftProposal:
     """Return a trie that holds the `draft_budget` most probable nodes up to `max_depth`.
 
+    It is no deeper than the budget, as no tree of it could be.
     Host sync: none, unless the expander has one.
     """
     children = expander.first()
     above = children.log_q.new_zeros(children.log_q.shape[:2])  # cumulative log q, [B, F]
     tokens, parents, log_qs = [], [], []
     first_of_last = -1
+    max_depth = min(max_depth, draft_budget)
     for depth in range(1, max_depth + 1):
         width = children.tokens.shape[2]
         paths = (above[..., None] + children.log_q).flatten(1)  # [B, F * k]

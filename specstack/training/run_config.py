@@ -263,6 +263,9 @@ class Checkpoints(Section):
 
     every: Count = Field(default=200, description="Steps between checkpoints")
     keep: Count = Field(default=2, description="Latest ones that are kept")
+    head_dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="Of the weights in head/, at the end"
+    )
 
 
 class Run(BaseModel):

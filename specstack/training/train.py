@@ -118,7 +118,8 @@ def _train(
     length = float(looks[-1]["accept_length"]) if looks else None
     plot_curves(output / "log.csv", output / "holdout.csv", output / "plots")
     if is_done:
-        _publish(whole, output, _card(run, trainer, length))
+        dtype = getattr(torch, run.checkpoints.head_dtype)
+        _publish(whole, output, _card(run, trainer, length), dtype)
     return Summary(
         trainer.progress.step,
         trainer.num_steps,
@@ -280,8 +281,8 @@ def _card(run: Run, trainer: Trainer, accept_length: float | None) -> str:
     )
 
 
-def _publish(head: Head, output: Path, card: str) -> None:
+def _publish(head: Head, output: Path, card: str, dtype: torch.dtype) -> None:
     with store.work_folder(output / ".head.work") as work:
-        save_head(head, work / "head", card)
+        save_head(head, work / "head", card, dtype)
         store.write_manifest(work / "head", {"specstack": __version__})
         store.publish(work / "head", output / "head", aside=work / "previous")

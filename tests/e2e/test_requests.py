@@ -40,8 +40,8 @@ def metrics(url: str) -> dict[str, float]:
     for line in httpx.get(f"{url}/metrics").text.splitlines():
         if match := re.match(r"specstack_(\w+)\{(.*)\} ([0-9.e+]+)$", line):
             name, labels, value = match.groups()
-            position = re.search(r'position="(\d+)"', labels)
-            key = f"{name}[{position.group(1)}]" if position else name
+            label = re.search(r'(?:position|drafter)="(\w+)"', labels)
+            key = f"{name}[{label.group(1)}]" if label else name
             found[key] = found.get(key, 0.0) + float(value)
     return found
 
@@ -129,6 +129,28 @@ def test_a_request_may_opt_out_and_is_counted(url: str, how: str) -> None:
     assert after.get(drafts, 0.0) == before.get(drafts, 0.0)
 
 
+MATH = (
+    "A baker sells 12 loaves a day at 3 dollars each. He pays 8 dollars a day for flour. "
+    "How many dollars does he keep in a week of 5 days?"
+)
+
+
+def test_the_packaged_head_drafts_what_the_model_says(url: str) -> None:
+    """A text that the drafter cannot have seen, and does not repeat itself."""
+
+    def tokens_per_round(**more: Any) -> float:
+        meta = generate(url, MATH, {"max_new_tokens": 64, **more})["meta_info"]
+        return float((meta["completion_tokens"] - 1) / meta["spec_verify_ct"])
+
+    before = metrics(url)
+    assert tokens_per_round() > 1.6
+    after = metrics(url)
+    name = "spec_decode_num_accepted_tokens_per_drafter_total"
+    assert after[f"{name}[block]"] > before.get(f"{name}[block]", 0.0)
+    off = {"custom_params": {"specstack": {"speculate": False}}}
+    assert tokens_per_round(**off) <= 1.0, "control: one token a round without drafts"
+
+
 def test_metrics_are_consistent(url: str) -> None:
     generate(url, REPEAT, {})
     found = metrics(url)
@@ -149,7 +171,7 @@ def test_metrics_are_consistent(url: str) -> None:
 def test_server_info_names_the_plan(url: str) -> None:
     state = httpx.get(f"{url}/server_info").json()["internal_states"][0]
     assert re.fullmatch(r"[0-9a-f]{64}", state["specstack"]["plan_hash"])
-    assert state["specstack"]["drafter"] == "ngram"
+    assert state["specstack"]["drafter"] == "merge"
 
 
 @pytest.mark.parametrize(
@@ -215,7 +237,7 @@ def test_regenerated_answers_are_what_the_target_emits(url: str, tmp_path: Path)
         assert text == native["text"]
     meta = json.loads((tmp_path / "answers.meta.json").read_text())
     assert meta["settings"]["model"] == MODEL
-    assert meta["runs"][0]["server"]["specstack"]["drafter"] == "ngram"
+    assert meta["runs"][0]["server"]["specstack"]["drafter"] == "merge"
 
 
 def test_an_empty_batch_of_odd_bodies_is_survived(url: str) -> None:

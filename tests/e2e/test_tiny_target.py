@@ -106,7 +106,7 @@ def p_value(a: collections.Counter[Any], b: collections.Counter[Any]) -> float:
 
 @pytest.fixture(scope="module")
 def plain_tiny(serve: Serve, tiny: Path) -> dict[str, Any]:
-    with serve("quickstart.yaml", *overrides(tiny, *PLAIN)) as url:
+    with serve("quickstart_ngram.yaml", *overrides(tiny, *PLAIN)) as url:
         return {
             "greedy": greedy(url),
             "limit": to_the_limit(url),
@@ -118,7 +118,7 @@ def plain_tiny(serve: Serve, tiny: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def speculative_tiny(serve: Serve, tiny: Path) -> dict[str, Any]:
     wide = "budget={kind: fixed, draft_budget: 15}"
-    with serve("quickstart.yaml", *overrides(tiny, wide)) as url:
+    with serve("quickstart_ngram.yaml", *overrides(tiny, wide)) as url:
         found = {"greedy": greedy(url), "limit": to_the_limit(url), "sampled": sampled(url, 1.0)}
         found["metrics"] = httpx.get(f"{url}/metrics").text
         return found
@@ -163,7 +163,7 @@ def test_sampling_accepted_and_rejected_drafts(speculative_tiny: dict[str, Any])
 def test_two_ranks_emit_what_one_emits(
     serve: Serve, tiny: Path, plain_tiny: dict[str, Any]
 ) -> None:
-    with serve("quickstart.yaml", *overrides(tiny, TREE, "engine.tp=2")) as url:
+    with serve("quickstart_ngram.yaml", *overrides(tiny, TREE, "engine.tp=2")) as url:
         assert greedy(url) == plain_tiny["greedy"]
         seeded = {"temperature": 1.0, "sampling_seed": 5, "max_new_tokens": 24}
         assert send(url, PROMPTS[0], seeded) == send(url, PROMPTS[0], seeded)

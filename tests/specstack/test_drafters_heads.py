@@ -240,7 +240,7 @@ def check(proposal, row, law, budget):
     ranked = sorted(law, key=lambda path: -law[path])
     assert set(ranked[:budget]) <= set(found)
     chain: tuple[int, ...] = ()
-    for _ in range(DEPTH):
+    for _ in range(min(DEPTH, budget)):
         children = [path for path in law if path[:-1] == chain and len(path) == len(chain) + 1]
         chain = max(children, key=lambda path: law[path])
         assert chain in found

@@ -142,6 +142,21 @@ def test_every_kind_of_head_trains(files: Path, tmp_path: Path, name: str) -> No
     }  # fmt: skip
 
 
+def test_the_finished_head_may_be_bfloat16(files: Path, tmp_path: Path) -> None:
+    sections = {**STEPS, "checkpoints": {"every": 2, "head_dtype": "bfloat16"}}
+    assert train(write_run(files, tmp_path / "run", BLOCK, **sections), tmp_path / "out") == 0
+    kept, finished = (
+        weights(tmp_path / "out", 4),
+        load_file(tmp_path / "out/head/model.safetensors"),
+    )
+    assert kept["norm.weight"].dtype == torch.float32, "control: training goes on from float32"
+    assert torch.equal(finished["d2t"], kept["d2t"])
+    for name, value in kept.items():
+        assert torch.equal(
+            finished[name], value.to(torch.bfloat16) if value.is_floating_point() else value
+        )
+
+
 def test_a_run_goes_on_from_an_earlier_head(files: Path, tmp_path: Path, capsys) -> None:
     first = write_run(files, tmp_path / "one", BLOCK, schedule={"max_steps": 100})
     assert train(first, tmp_path / "first") == 0

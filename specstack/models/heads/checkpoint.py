@@ -30,10 +30,19 @@ def make_head(
     return form(config, tables, vocabulary)
 
 
-def save_head(head: Head, folder: Path, card: str | None = None) -> None:
-    """Write the head, in its dtype, into `folder` (made if need be); `card` is its README.md."""
+def save_head(
+    head: Head, folder: Path, card: str | None = None, dtype: torch.dtype | None = None
+) -> None:
+    """Write the head into `folder` (made if need be).
+
+    Args:
+        card: its README.md.
+        dtype: of the weights; None: the head's.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: t.detach().cpu().contiguous() for name, t in head.state_dict().items()}
+    if dtype is not None:
+        tensors = {n: t.to(dtype) if t.is_floating_point() else t for n, t in tensors.items()}
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     (folder / CONFIG).write_text(head.config.model_dump_json(indent=2) + "\n", "utf-8")
     if card is not None:
