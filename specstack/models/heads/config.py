@@ -122,7 +122,7 @@ class HeadConfig(_Frozen):
     form: Literal["block", "autoregressive"]
     num_layers: PositiveInt
     block_size: Annotated[int, Field(ge=2)]
-    """Block form: slots including the anchor. Autoregressive form: the largest depth trained."""
+    """Block form: drafts and the anchor. Autoregressive form: the largest depth trained."""
     mask: Literal["bidirectional", "tree_causal"] = "tree_causal"
     slots: Literal["masked", "seeded"] = "masked"
     """Block form: what a slot starts from, see `block`."""
