@@ -111,7 +111,8 @@ class _Row:
 
 
 def _draw(text: Text, random: Random, draws: Draws) -> _Row:
-    places = range(text.num_prompt, len(text.tokens) - 1)
+    # The features that a draft begins with end before its anchor: token 0 has none.
+    places = range(max(1, text.num_prompt), len(text.tokens) - 1)
     wanted = len(places) if draws.per_sequence is None else draws.per_sequence
     anchors = sorted(random.sample(places, min(wanted, len(places))))
     num_real = [

@@ -99,7 +99,7 @@ class Head(Section):
     )
     slots: Literal["masked", "seeded"] = Field(
         default="masked",
-        description="Block: seeded slots start from the last features, masked ones know nothing",
+        description="Block: slots start from a MASK alone (masked), or from the last features too",
     )
     context: Annotated[ContextConfig, Field(strict=False)] = Field(
         description="Where knowledge of the prefix comes from"

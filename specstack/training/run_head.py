@@ -65,7 +65,9 @@ def _earlier_head(file: RunFile, name: str, config: HeadConfig, target: FrozenTa
     """The head that the run goes on from; raises HeadError, or SpecError if it is another."""
     folder = file.resolve("start.head", name)
     head = load_head(folder, target.tables.to(dtype=torch.float32))
-    wanted, found = config.model_dump(), head.config.model_dump()
+    # Whether it is of this target is checked by its fingerprint; the name is how a run calls it.
+    wanted = config.model_dump(exclude={"target"})
+    found = head.config.model_dump(exclude={"target"})
     differ = [
         f"{key} {found[key]}, not {wanted[key]}" for key in wanted if found[key] != wanted[key]
     ]

@@ -175,6 +175,7 @@ def test_a_run_goes_on_from_an_earlier_head(files: Path, tmp_path: Path, capsys)
     message = capsys.readouterr().err
     assert "start.head" in message
     assert "block_size 4, not 3" in message
+    assert "hidden_size" not in message, "its target is not what differs"
 
 
 def test_gates_are_logged_and_stages_freeze(files: Path, tmp_path: Path) -> None:
