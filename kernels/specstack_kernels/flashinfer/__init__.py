@@ -1,0 +1,1 @@
+"""Thin adapters to FlashInfer's kernels, with `reference`'s conventions."""

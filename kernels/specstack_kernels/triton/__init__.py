@@ -1,0 +1,1 @@
+"""Triton twins of `reference`: same names, same signatures, for GPUs."""
