@@ -20,9 +20,13 @@ def seeded_uniforms(
     seeds: Int[Tensor, " B"], positions: Int[Tensor, "B K"]
 ) -> Float[Tensor, "B K"]:
     """Return float64 numbers in [0, 1) with 53 random bits. Host sync: none."""
+    return _shift_right(seeded_numbers(seeds, positions), 11).to(torch.float64) * 2.0**-53
+
+
+def seeded_numbers(seeds: Int[Tensor, " B"], positions: Int[Tensor, "B K"]) -> Int[Tensor, "B K"]:
+    """Return 64 random bits each, of use as seeds, too. Host sync: none."""
     state = _mix(seeds.to(torch.int64)[:, None] + _GOLDEN)
-    bits = _mix(state + (positions.to(torch.int64) + 1) * _GOLDEN)
-    return _shift_right(bits, 11).to(torch.float64) * 2.0**-53
+    return _mix(state + (positions.to(torch.int64) + 1) * _GOLDEN)
 
 
 def _mix(z: Tensor) -> Tensor:

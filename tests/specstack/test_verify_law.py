@@ -13,27 +13,27 @@ import math
 
 import pytest
 import torch
-from scipy.stats import chisquare
+from sampling_law import (
+    GREEDY,
+    NO_FILTER,
+    SETTINGS,
+    complete,
+    p_value,
+    plain_law,
+    plain_probs,
+    repeat,
+    shared,
+    tensors,
+)
 
 from specstack.trees.assemble import assemble_tree
-from specstack.types import AcceptResult, NodeLogits, SamplingTensors
+from specstack.types import AcceptResult
 from specstack.verify.greedy import GreedyRule
 from specstack.verify.sample_and_walk import SampleAndWalkRule
 from specstack_kernels.ops import filter_probs, invert_cdf
 from specstack_kernels.reference.filter_probs import filter_probs as define_probs
 from specstack_kernels.torch_ops.walk import walk_tree
 
-NO_FILTER = (1.0, 1 << 30, 1.0, 0.0)
-GREEDY = (1.0, 1, 1.0, 0.0)
-SETTINGS = {
-    "plain": NO_FILTER,
-    "temperature": (0.6, 1 << 30, 1.0, 0.0),
-    "top_k": (1.0, 2, 1.0, 0.0),
-    "top_p": (1.3, 1 << 30, 0.6, 0.0),
-    "min_p": (1.0, 1 << 30, 1.0, 0.5),
-    "all_filters": (0.8, 3, 0.9, 0.1),
-    "greedy": GREEDY,
-}
 # Paths of the drafts, parents first: (V, depth, paths).
 TREES = {
     "root": (3, 0, []),
@@ -52,27 +52,6 @@ def make_tree(paths, depth):
     log_q = torch.zeros((1, len(paths))) - torch.arange(len(paths))
     width = {"num_draft_tokens": len(paths) + 1, "max_depth": max(1, depth)}
     return assemble_tree(tokens, parents, log_q, torch.tensor([0]), **width)
-
-
-def repeat(tree, times):
-    fields = {
-        name: value.expand(times, *value.shape[1:])
-        for name, value in vars(tree).items()
-        if value is not None  # sources
-    }
-    return type(tree)(**fields)
-
-
-def tensors(settings, uniforms):
-    """SamplingTensors of rows that cycle through `settings`."""
-    columns = [torch.tensor(column) for column in zip(*settings, strict=True)]
-    times = uniforms.shape[0] // len(settings)
-    return SamplingTensors(
-        *(column.repeat(times) for column in columns),
-        uniforms=uniforms,
-        is_all_greedy=all(top_k == 1 for _, top_k, _, _ in settings),
-        use_top_k_top_p=any(1 < top_k < 1 << 30 or top_p < 1 for _, top_k, top_p, _ in settings),
-    )
 
 
 class WrongRule:
@@ -120,23 +99,6 @@ WRONG_RULES = [
 ]
 
 
-def plain_probs(prefix, vocab, setting):
-    """The target after `prefix`: filtered float64 probabilities, and the raw logits."""
-    seed = 1 + sum((token + 1) * 7**i for i, token in enumerate(prefix))
-    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(seed)) * 1.2
-    columns = [torch.tensor([x]) for x in setting]
-    return define_probs(logits[None].double(), *columns)[0], logits
-
-
-def plain_law(vocab, length, setting, prefix=()):
-    """Joint law [V] * length of plain sampling after `prefix`."""
-    probs, _ = plain_probs(prefix, vocab, setting)
-    if length <= 1:
-        return probs if length else torch.ones(())
-    tails = [plain_law(vocab, length - 1, setting, (*prefix, v)) for v in range(vocab)]
-    return torch.stack([p * tail for p, tail in zip(probs, tails, strict=True)])
-
-
 def cells(prefixes, vocab, setting, num_uniforms):
     """Midpoints [cells, K] and volumes [cells] of a grid that no decision border crosses."""
     borders = {0.0, 0.5, 1.0}
@@ -147,11 +109,6 @@ def cells(prefixes, vocab, setting, num_uniforms):
     middle = list(itertools.product(centres, repeat=num_uniforms))
     volume = [math.prod(sides) for sides in itertools.product(widths, repeat=num_uniforms)]
     return torch.tensor(middle, dtype=torch.float64), torch.tensor(volume, dtype=torch.float64)
-
-
-def shared(values, batch):
-    """Logits of one tree's nodes [N, V], read by every request."""
-    return NodeLogits(values, torch.arange(len(values)).expand(batch, -1))
 
 
 def emitted_laws(rule, tree_name, settings):
@@ -177,18 +134,6 @@ def emitted_laws(rule, tree_name, settings):
         own = slice(i, len(volume) * len(settings), len(settings))
         laws.append(complete(result.emitted[own], result.accept_lens[own], volume, vocab, setting))
     return laws
-
-
-def complete(emitted, accept_lens, volume, vocab, setting):
-    """Continue emitted prefixes by plain sampling and sum up."""
-    length = emitted.shape[1]
-    law = torch.zeros([vocab] * length, dtype=torch.float64)
-    keys, index = torch.cat([accept_lens[:, None], emitted], 1).unique(dim=0, return_inverse=True)
-    weights = torch.zeros(len(keys), dtype=torch.float64).index_add_(0, index, volume)
-    for (num, *tokens), weight in zip(keys.tolist(), weights, strict=True):
-        prefix = tuple(tokens[:num])
-        law[prefix] += weight * plain_law(vocab, length - num, setting, prefix)
-    return law
 
 
 def distance(rule, tree_name, settings):
@@ -239,15 +184,10 @@ def smallest_p_value(rule, num_draws=100_000, vocab=100):
     for node in (1, 2):
         samples[node] = result.emitted[result.accept_index[:, 1] == node, 1]
     settings = [torch.tensor([x]) for x in (0.9, 1 << 30, 0.95, 0.0)]
-    p_values = []
-    for node, tokens in samples.items():
-        expected = define_probs(logits[node : node + 1].double(), *settings)[0] * len(tokens)
-        counts = torch.bincount(tokens, minlength=vocab)
-        common = expected >= 5
-        folded = torch.cat([counts[common], counts[~common].sum()[None]])
-        wanted = torch.cat([expected[common], expected[~common].sum()[None] + 1e-9])
-        p_values.append(chisquare(folded, wanted * (folded.sum() / wanted.sum())).pvalue)
-    return min(p_values)
+    return min(
+        p_value(tokens, define_probs(logits[node : node + 1].double(), *settings)[0])
+        for node, tokens in samples.items()
+    )
 
 
 def test_chi_square_accepts_sample_and_walk():
