@@ -6,37 +6,17 @@ Standard output carries the summary; progress and problems go to standard error.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from specstack.applications import load
-from specstack.evaluation.errors import EvaluationError
-from specstack.models.heads.errors import HeadError
-from specstack.training.answers import BadAnswers
-from specstack.training.train_cli import Failure
-
-BAD_INPUT, INTERRUPTED = 2, 130
-PIPED_WIDTH = 140
-EXIT_CODES = """
-\b
-Exit codes:
-  0    done
-  1    another failure
-  2    the pipeline text, the answers or the options are wrong
-  3    the pipeline does not fit the model
-  130  interrupted; nothing is written
-"""
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+from specstack.evaluation import cli_options as options
 
 
-@click.command("eval", epilog=EXIT_CODES, context_settings={"max_content_width": 100})
-@click.argument("pipeline", type=click.Path(path_type=Path), metavar="PIPELINE.yaml")
+@click.command("eval", epilog=options.EXIT_CODES, context_settings={"max_content_width": 100})
+@options.pipeline
 @click.option(
     "-o",
     "--output",
@@ -45,15 +25,17 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Made if need be.",
     type=click.Path(file_okay=False, path_type=Path),
 )
-@click.option("--answers", multiple=True, type=_FILE, help="The target's own. May be repeated.")
-@click.option("--prompts", multiple=True, type=_FILE, help="The target answers them first.")
+@click.option(
+    "--answers", multiple=True, type=options.FILE, help="The target's own. May be repeated."
+)
+@click.option("--prompts", multiple=True, type=options.FILE, help="The target answers them first.")
 @click.option(
     "--sources",
-    type=_FILE,
+    type=options.FILE,
     metavar="PROMPTS.jsonl",
     help="The prompts of --answers: their field `source` names the data set.",
 )
-@click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE", help="As in `serve`.")
+@options.overrides
 @click.option("--tree", "trees", multiple=True, metavar="KIND", help="Default: the pipeline's.")
 @click.option(
     "--budget",
@@ -76,20 +58,10 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     type=click.IntRange(min=1),
     help="Running requests that the pipeline's policy is asked for.",
 )
-@click.option("--num", type=click.IntRange(min=1), help="Use the first NUM texts of each file.")
-@click.option(
-    "--holdout-share",
-    type=click.FloatRange(0.0, 1.0, min_open=True),
-    help="Use only answers that a training with this answers.holdout_share does not train on.",
-)
-@click.option(
-    "--max-length",
-    default=4096,
-    show_default=True,
-    type=click.IntRange(min=2),
-    help="Tokens of prompt and answer; what is beyond is cut.",
-)
-@click.option("--batch-size", default=8, show_default=True, type=click.IntRange(min=1))
+@options.num
+@options.holdout_share
+@options.max_length
+@options.batch_size
 @click.option("--live", is_flag=True, help="Verify with the target in every round: slow.")
 @click.option(
     "--temperature",
@@ -108,12 +80,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     type=click.IntRange(min=2),
     help="Of answers to --prompts, and of --live.",
 )
-@click.option(
-    "--check-greedy/--no-check-greedy",
-    default=None,
-    help="Cut answers where the target would go on otherwise. Default: where the target "
-    "is loaded anyway and the answers were not sampled.",
-)
+@options.check_greedy
 @click.option(
     "--bound",
     default=0,
@@ -129,18 +96,9 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     help="Of the bootstrap.",
 )
 @click.option("--seed", default=0, show_default=True)
-@click.option(
-    "--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "float32", "bfloat16"]),
-    default="auto",
-    show_default=True,
-    help="Of the target; auto: float32 on a CPU, else bfloat16.",
-)
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text",
-              show_default=True)  # fmt: skip
+@options.device
+@options.dtype
+@options.form
 def evaluate(output: Path, form: str, **given: Any) -> None:
     """Measure how well the drafter of PIPELINE.yaml drafts: no server, no clock.
 
@@ -158,15 +116,9 @@ def evaluate(output: Path, form: str, **given: Any) -> None:
         raise click.UsageError("give either --answers or --prompts")
     if given["prompts"] and (given["check_greedy"] or given["sources"] or given["holdout_share"]):
         raise click.UsageError("--check-greedy, --sources and --holdout-share are for --answers")
-    make_job, options = _import("job:Job"), _import("job:Options")
-    try:
-        with _bars() as bar:
-            report = make_job(options(**given)).run(bar)
-    except (EvaluationError, BadAnswers, HeadError) as error:
-        raise Failure(str(error), BAD_INPUT) from None
-    except KeyboardInterrupt:
-        click.echo("interrupted", err=True)
-        raise click.exceptions.Exit(INTERRUPTED) from None
+    compare, made = _import("compare:compare"), _import("job:Options")
+    with options.exit_codes(), options.progress_bars() as bar:
+        report = compare(made(**given), bar)
     _import("output:write")(report, output)
     _print(report, output, form)
 
@@ -179,29 +131,5 @@ def _print(report: Any, folder: Path, form: str) -> None:
     if form == "json":
         click.echo(json.dumps(report.as_data(), indent=2, ensure_ascii=False, allow_nan=False))
         return
-    console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console = Console(markup=False, highlight=False, width=PIPED_WIDTH)
-    _import("tables:show")(report, console)
+    _import("tables:show")(report, options.report_console())
     click.echo(folder / "report.md")
-
-
-@contextmanager
-def _bars() -> Iterator[Callable[[str, int], Callable[[int], None]]]:
-    """Bars on standard error, on a terminal only."""
-    console = Console(stderr=True)
-    progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
-
-    def bar(name: str, total: int) -> Callable[[int], None]:
-        task = progress.add_task(name, total=total)
-        return lambda steps: progress.advance(task, steps)
-
-    with progress:
-        yield bar

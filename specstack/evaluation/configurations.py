@@ -6,7 +6,7 @@ The drafter is the pipeline's. A chain as deep as the tree is always among them,
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,12 @@ from specstack.budget.base import Budget, Load
 from specstack.evaluation.errors import EvaluationError
 from specstack.facts import HostFacts
 from specstack.plan import Plan, plan_file
-from specstack_dsl import load
+from specstack_dsl import Pipeline, load
 from specstack_dsl.errors import did_you_mean
 from specstack_dsl.parts import TreePart, catalogue
 
-CHAIN = "chain"
+CHAIN, BEST_FIRST = "chain", "best_first"
+UNLIMITED = {"width": None, "calibration": None, "cost": None}
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Configuration:
     @property
     def reach(self) -> int:
         """Deepest draft of any tree."""
-        return min(self.budget.draft_budget, int(self.plan.tree.options["depth"]))
+        return min(self.budget.draft_budget, self.plan.shapes.max_depth)
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,7 @@ def grid(
         EvaluationError: the pipeline does not speculate, or a tree is unknown.
         SpecError, PlanError: a configuration does not fit.
     """
-    pipeline = load(file, overrides)
-    if not pipeline.speculates:
-        raise EvaluationError(f"{file}: the drafter is none, so that there is nothing to evaluate")
+    pipeline = _speculating(file, overrides)
     known = catalogue()["tree"]
     for kind in trees:
         if kind not in known:
@@ -78,13 +77,10 @@ def grid(
             raise EvaluationError(f"--tree {kind}: expected one of {', '.join(known)}{hint}")
 
     def compiled(kind: str, draft_budget: int, price: float = min_survival) -> Configuration:
-        tree = _tree(pipeline.tree, kind)
+        tree = _tree(pipeline, kind)
         limit = _most_nodes(file, overrides, tree)
         draft_budget = draft_budget if limit is None else min(draft_budget, limit)
-        budget = {"kind": "fixed", "draft_budget": draft_budget, "min_survival": price}
-        changed = [*overrides, f"tree={json.dumps(tree)}", f"budget={json.dumps(budget)}"]
-        plan = plan_file(file, changed, host_facts=HostFacts.unknown())
-        return Configuration(plan, Budget(draft_budget, "fixed", price))
+        return _compiled(file, overrides, tree, Budget(draft_budget, "fixed", price))
 
     wanted: dict[str, Configuration] = {}
     for kind in trees or (pipeline.tree.kind,):
@@ -96,9 +92,57 @@ def grid(
             own = _own_budget(file, overrides, load_of_policy)
             made = own if kind == pipeline.tree.kind else compiled(kind, own.budget.draft_budget)
             wanted.setdefault(made.name, made)
-    chain = compiled(CHAIN, pipeline.tree.depth, 0.0)
+    depth = pipeline.tree.max_depth
+    tree = {"kind": CHAIN, "depth": depth, **UNLIMITED}
+    chain = _compiled(file, overrides, tree, Budget(depth, "fixed"))
     wanted.setdefault(chain.name, chain)
     return Grid(tuple(wanted.values()), wanted[chain.name])
+
+
+def uncalibrated(file: Path, overrides: Sequence[str], draft_budget: int) -> Configuration:
+    """Compile the best paths as deep as the pipeline's tree, at the drafter's own word.
+
+    Raises:
+        EvaluationError: nothing is drafted, or nothing chosen among drafts.
+        SpecError, PlanError: the configuration does not fit.
+    """
+    pipeline = _speculating(file, overrides)
+    if "draft_law" in pipeline.drafter.provided:
+        raise EvaluationError(
+            f"{file}: drawn drafts are verified whatever they are worth, so that there is nothing"
+            " to calibrate: set drafter.drafts to best"
+        )
+    tree = {"kind": BEST_FIRST, "depth": pipeline.tree.max_depth, **UNLIMITED}
+    return _compiled(file, overrides, tree, Budget(draft_budget, "fixed"))
+
+
+def _speculating(file: Path, overrides: Sequence[str]) -> Pipeline:
+    pipeline = load(file, overrides)
+    if not pipeline.speculates:
+        raise EvaluationError(f"{file}: the drafter is none, so that there is nothing to evaluate")
+    return pipeline
+
+
+def _compiled(
+    file: Path, overrides: Sequence[str], tree: Mapping[str, Any], given: Budget
+) -> Configuration:
+    budget = {
+        "kind": "fixed",
+        "draft_budget": given.draft_budget,
+        "min_survival": given.min_survival,
+    }
+    changed = _replaced(overrides, tree=tree, budget=budget)
+    return Configuration(plan_file(file, changed, host_facts=HostFacts.unknown()), given)
+
+
+def _replaced(overrides: Sequence[str], **sections: Mapping[str, Any]) -> list[str]:
+    """Overrides that set whole sections, and say nothing else about them."""
+    kept = [
+        override
+        for override in overrides
+        if override.partition("=")[0].strip().partition(".")[0] not in sections
+    ]
+    return [*kept, *(f"{name}={json.dumps(value)}" for name, value in sections.items())]
 
 
 def _own_budget(file: Path, overrides: Sequence[str], num_running: int) -> Configuration:
@@ -111,22 +155,21 @@ def _own_budget(file: Path, overrides: Sequence[str], num_running: int) -> Confi
     return Configuration(plan, budget)
 
 
-def _tree(own: TreePart, kind: str) -> dict[str, Any]:
+def _tree(pipeline: Pipeline, kind: str) -> dict[str, Any]:
     """The tree with the pipeline's options, as far as this kind has them."""
-    options = own.options
+    own: TreePart = pipeline.tree
+    options = own.model_dump(mode="json")
+    if options.get("calibration") is not None:  # a file beside the pipeline, not an override
+        stated = pipeline.position("tree.calibration").resolve(options["calibration"])
+        options["calibration"] = str(stated)
     if kind != own.kind:
         fields = catalogue()["tree"][kind].model_fields
-        options = {name: value for name, value in options.items() if name in fields}
-    given = {name: value for name, value in options.items() if value is not None}
-    return {"kind": kind, **given}
+        options = {n: v for n, v in options.items() if n in fields and v is not None}
+    return {**options, "kind": kind}
 
 
 def _most_nodes(file: Path, overrides: Sequence[str], tree: dict[str, Any]) -> int | None:
     """Most drafts that such a tree holds."""
-    changed = [
-        *overrides,
-        f"tree={json.dumps(tree)}",
-        'budget={"kind": "fixed", "draft_budget": 1}',
-    ]
+    changed = _replaced(overrides, tree=tree, budget={"kind": "fixed", "draft_budget": 1})
     most: int | None = load(file, changed).tree.max_nodes
     return most

@@ -38,6 +38,8 @@ class Settings:
     live: Sampling | None = None
     """The target verifies in every round, and answers anew; None: replay."""
     end_tokens: frozenset[int] = frozenset()
+    keeps_places: bool = False
+    """Note every draft's place in the tree."""
 
 
 @dataclass
@@ -89,7 +91,9 @@ class Evaluator:
             longest = max(len(text.prompt) for text in texts) + settings.live.max_new_tokens
         self._table = KvTable(min(settings.batch_size, len(texts)), longest, settings.device)
         self._speculators = self._bound()
-        self._notes = [Notes(len(texts)) for _ in configurations]
+        self._notes = [
+            Notes(len(texts), keeps_places=settings.keeps_places) for _ in configurations
+        ]
         self._check = GreedyCheck() if settings.check_greedy else None
 
     def run(self, advance: Callable[[int], None]) -> Evaluated:

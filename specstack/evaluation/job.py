@@ -1,9 +1,9 @@
-"""One call of `specstack draft eval`: from its options to a report."""
+"""One evaluation: from the options to what the rounds showed."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,13 +13,13 @@ import torch
 
 from specstack.bind import bind
 from specstack.evaluation.bounds import Bounds, sampled_bounds
-from specstack.evaluation.configurations import Grid, grid
+from specstack.evaluation.configurations import Configuration
 from specstack.evaluation.errors import EvaluationError
 from specstack.evaluation.evaluate import Evaluated, Evaluator, Settings, decode
 from specstack.evaluation.known_texts import KnownText, Named, read_files, require_model
 from specstack.evaluation.live import Sampling
 from specstack.evaluation.prompts import end_tokens_of, read_prompt_files, sources_of
-from specstack.evaluation.report import Report, provenance
+from specstack.evaluation.report import provenance
 from specstack.evaluation.target_model import load_target
 from specstack.models.store import sha256_of
 from specstack.plan import served_name
@@ -72,29 +72,46 @@ class _Texts:
         return self.law[0]
 
 
-class Job:
-    """An evaluation, step by step."""
+@dataclass(frozen=True)
+class Done:
+    """What a job found."""
 
-    def __init__(self, options: Options) -> None:
-        """Compile the configurations.
+    found: _Texts
+    evaluated: Evaluated
+    notes: tuple[str, ...]
+    began: str
+    """ISO 8601."""
+    started: float
+    """`time.perf_counter`."""
+
+
+class Job:
+    """An evaluation of some configurations, step by step."""
+
+    def __init__(
+        self,
+        options: Options,
+        configurations: Sequence[Configuration],
+        *,
+        keeps_places: bool = False,
+    ) -> None:
+        """As `options`, whose trees and budgets the configurations are.
 
         Raises:
-            EvaluationError, SpecError, PlanError: they do not fit.
+            EvaluationError: they do not fit.
         """
         self.options = options
         self.device = torch.device(_device(options.device))
-        self.grid: Grid = grid(
-            options.pipeline,
-            options.overrides,
-            trees=options.trees,
-            budgets=options.budgets,
-            min_survival=options.min_survival,
-            load_of_policy=options.load,
-        )
-        self.plan = self.grid.configurations[0].plan
+        self._configurations, self._keeps_places = configurations, keeps_places
+        self.plan = configurations[0].plan
+        if self.plan.drafter.options.get("drafts") == "drawn" and not options.live:
+            raise EvaluationError(
+                f"{options.pipeline}: drawn drafts decide what is emitted, so that no answer can be"
+                " replayed: give --prompts and --live, or set drafter.drafts to best"
+            )
         self._target: FrozenTarget | None = None
 
-    def run(self, bar: Bar) -> Report:
+    def run(self, bar: Bar) -> Done:
         """Evaluate.
 
         Raises:
@@ -107,22 +124,44 @@ class Job:
         found = self._from_prompts(bar) if options.prompts else self._from_answers()
         evaluator = self._evaluator(found)
         evaluated = evaluator.run(bar("evaluating", len(found.texts)))
-        notes = [*found.notes, *self._notes(found, evaluated)]
+        notes = (*found.notes, *self._notes(found, evaluated))
         if all(len(text.output) < 2 for text in evaluated.texts):
             raise EvaluationError(
                 "not one answer begins as the target would: they were made by another model, or "
                 "sampled (then --no-check-greedy)"
             )
-        bounds = self._bounds(found, evaluated, bar)
-        facts = provenance(
-            self.plan, began=began, seconds=time.perf_counter() - started,
-            sha256={**found.sha256}, seed=options.seed, device=str(self.device),
-            dtype=None if self._target is None else self._target.dtype,
-            settings=self._settings(found),
+        return Done(found, evaluated, notes, began, started)
+
+    def bounds(self, done: Done, bar: Bar) -> Bounds | None:
+        """What no tree can surpass; None at temperature 0, where it is known."""
+        options = self.options
+        if not done.found.temperature:
+            return None
+        if not options.bound:
+            return Bounds({}, 0)
+        assert self._target is not None
+        return sampled_bounds(
+            self._target, done.evaluated.texts, self._configurations, *done.found.law,
+            options.bound, options.seed, bar,
         )  # fmt: skip
-        return Report.of(
-            self.grid, evaluated, bounds, facts, notes, num_draws=options.draws, seed=options.seed
-        )
+
+    def provenance(self, done: Done, **settings: Any) -> dict[str, Any]:
+        """What a reader needs to get the same numbers; `settings` come on top."""
+        options = self.options
+        return provenance(
+            self.plan, began=done.began, seconds=time.perf_counter() - done.started,
+            sha256={**done.found.sha256}, seed=options.seed, device=str(self.device),
+            dtype=None if self._target is None else self._target.dtype,
+            settings={
+                "verification": "live" if options.live else "replay",
+                "temperature": done.found.temperature,
+                "top_p": done.found.law[1],
+                "holdout_share": options.holdout_share,
+                "batch_size": options.batch_size,
+                "max_length": options.max_length,
+                **settings,
+            },
+        )  # fmt: skip
 
     @property
     def _needs_target(self) -> bool:
@@ -184,8 +223,9 @@ class Job:
             check_greedy=not options.live and self._checks_greedy(found.temperature),
             live=self._sampling if options.live else None,
             end_tokens=end_tokens_of(self._target.model) if self._target else frozenset(),
+            keeps_places=self._keeps_places,
         )
-        return Evaluator(self.grid.configurations, found.texts, self._target, settings)
+        return Evaluator(self._configurations, found.texts, self._target, settings)
 
     def _checks_greedy(self, temperature: float) -> bool:
         """By default where the target is loaded anyway and the answers may be greedy."""
@@ -200,18 +240,6 @@ class Job:
     def _sampling(self) -> Sampling:
         options = self.options
         return Sampling(options.temperature, options.top_p, options.seed, options.max_tokens)
-
-    def _settings(self, found: _Texts) -> dict[str, Any]:
-        options = self.options
-        return {
-            "verification": "live" if options.live else "replay",
-            "temperature": found.temperature,
-            "top_p": found.law[1],
-            "holdout_share": options.holdout_share,
-            "batch_size": options.batch_size,
-            "max_length": options.max_length,
-            "bootstrap_draws": options.draws,
-        }
 
     def _notes(self, found: _Texts, evaluated: Evaluated) -> list[str]:
         check, options = evaluated.check, self.options
@@ -230,18 +258,6 @@ class Job:
                 "what sample and walk does with that law"
             ]
         return ["the answers were not compared with the target's (--check-greedy does it)"]
-
-    def _bounds(self, found: _Texts, evaluated: Evaluated, bar: Bar) -> Bounds | None:
-        options = self.options
-        if not found.temperature:
-            return None
-        if not options.bound:
-            return Bounds({}, 0)
-        assert self._target is not None
-        return sampled_bounds(
-            self._target, evaluated.texts, self.grid.configurations, *found.law,
-            options.bound, options.seed, bar,
-        )  # fmt: skip
 
 
 def _named(sources: Path | None) -> Named:

@@ -8,7 +8,7 @@ N nodes, P committed tokens, Q new tokens, K path width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from specstack.types import (
     CommittedTokens,
     DraftBatch,
     DraftTree,
+    Drawing,
     NodeLogits,
     SamplingTensors,
 )
@@ -135,9 +136,16 @@ class LiveTarget:
 
     def draft_batch(self) -> DraftBatch:
         """The requests that go on."""
-        return self._table.batch(
+        batch = self._table.batch(
             self.slots, self.bonus_tokens, self.seq_lens, self._needs is not None
         )
+        temperature = torch.full((len(self.slots),), self._sampling.temperature or 1.0)
+        drawing = Drawing(
+            temperature.to(self._device),
+            torch.full_like(temperature, self._sampling.temperature == 0).bool().to(self._device),
+            torch.tensor([request.seed for request in self._going], device=self._device),
+        )
+        return replace(batch, drawing=drawing)
 
     def verify(self, tree: DraftTree) -> NodeLogits:
         """Run the live nodes of every tree under its mask."""

@@ -9,21 +9,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 Q_EDGES = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 """Bins of the probability that a draft's path is right; the last one holds 1."""
 
 
 @dataclass(frozen=True)
-class Rounds:
-    """One row per round of a request."""
+class Rows:
+    """A table, column by column."""
 
     sequence: Ints
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """All rows."""
+        names = [field.name for field in fields(cls)]
+        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+    def where(self, keep: Bools) -> Self:
+        """Some of the rows."""
+        return type(self)(*(getattr(self, field.name)[keep] for field in fields(self)))
+
+
+@dataclass(frozen=True)
+class Rounds(Rows):
+    """One row per round of a request."""
+
     context_len: Ints
     """Tokens before the root."""
     num_right: Ints
@@ -38,18 +59,20 @@ class Rounds:
     right_per_drafter: Ints
     """[R, M]: those of the accepted path."""
 
-    def __len__(self) -> int:
-        return len(self.sequence)
 
-    @classmethod
-    def join(cls, parts: Sequence[Rounds]) -> Rounds:
-        """All rows."""
-        names = [field.name for field in fields(cls)]
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+@dataclass(frozen=True)
+class Places(Rows):
+    """One row per draft that was put to the test: its parent was right, and the text goes on."""
 
-    def where(self, keep: NDArray[np.bool_]) -> Rounds:
-        """Some of the rows."""
-        return Rounds(*(getattr(self, field.name)[keep] for field in fields(self)))
+    depth: NDArray[np.int16]
+    """1 for children of the root."""
+    rank: NDArray[np.int16]
+    """How many of its siblings were more probable."""
+    continues_spine: Bools
+    """Its parent is the root, or the best guess each time led to it."""
+    log_q: NDArray[np.float32]
+    """Given its parent."""
+    is_right: Bools
 
 
 @dataclass(frozen=True)
@@ -122,7 +145,7 @@ class Reliability:
         size = (num_sequences, len(Q_EDGES) - 1)
         return cls(np.zeros(size), np.zeros(size), np.zeros(size))
 
-    def add(self, sequence: Ints, q: Floats, is_right: NDArray[np.bool_]) -> None:
+    def add(self, sequence: Ints, q: Floats, is_right: Bools) -> None:
         """Count drafts, in place."""
         column = np.clip(np.searchsorted(Q_EDGES, q, side="right") - 1, 0, len(Q_EDGES) - 2)
         for sums, values in (

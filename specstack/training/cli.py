@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from specstack.evaluation.calibrate_cli import calibrate
 from specstack.evaluation.cli import evaluate
 from specstack.training.answer_file import InUse
 from specstack.training.answers import BadAnswers
@@ -53,6 +54,7 @@ def draft() -> None:
 
 draft.add_command(train)
 draft.add_command(evaluate)
+draft.add_command(calibrate)
 
 
 @draft.command(epilog=EXIT_CODES, context_settings={"max_content_width": 100})

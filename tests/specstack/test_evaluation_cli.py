@@ -175,7 +175,8 @@ def test_wrong_options_are_named(folder: Path, tmp_path: Path) -> None:
     assert (found.exit_code, "give either --answers or --prompts" in found.output) == (2, True)
     found = run(file, "--answers", answers, "-o", tmp_path / "o", "--tree", "chian")
     assert found.exit_code == 2
-    assert "--tree chian: expected one of chain, best_first; did you mean" in found.output
+    assert "--tree chian: expected one of chain, static, beam, expand, best_first" in found.output
+    assert "did you mean 'chain'?" in found.output
 
 
 def save_tokenizer(folder: Path, template: str | None) -> None:
