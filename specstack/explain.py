@@ -137,9 +137,27 @@ def _table_row(row: Mapping[str, Any]) -> str:
     return f"batch <= {row['max_batch']}: {row['draft_budget']}{price}"
 
 
+def _search(search: Mapping[str, Any]) -> str:
+    """Which paths a head expands."""
+    if "paths" in search:
+        return f"a shape of {len(search['paths'])} nodes"
+    if search.get("families"):
+        return f"whole families of {search['width']}"
+    limits = [f"{name} {search[name]}" for name in ("width", "frontier") if search.get(name)]
+    return ", ".join(["the best paths", *limits])
+
+
 def _shown(path: str, value: Any) -> str:
     if path == "budget.rows":
         return ", ".join(_table_row(row) for row in value)
+    if path.endswith(".search"):
+        return _search(value)
+    if path == "tree.paths":
+        return f"{len(value)} nodes"
+    if path == "tree.calibration":
+        return "none" if value is None else f"{len(value['log_factor'])} depths"
+    if path == "tree.cost":
+        return "none" if value is None else ", ".join(f"{n}: {ms:g} ms" for n, ms in value)
     if value is None:
         return "no limit" if path.endswith(".width") else "left to SGLang"
     return str(value).lower() if isinstance(value, bool) else str(value)

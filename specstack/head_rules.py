@@ -45,7 +45,8 @@ def a_checkpoint_is_what_the_pipeline_says(context: Context) -> Iterator[Finding
         assert isinstance(part, HeadPart)
         for option in part.statements:
             said, found = getattr(part, option), stated(config)[option]
-            if said is not None and said != found:
+            is_left_out = option == "conditioning" and said == "none"
+            if said is not None and said != found and not is_left_out:
                 yield (
                     f"{head.place}.{option}",
                     f"the pipeline says {said}, but the head {head.checkpoint} has"
@@ -95,7 +96,10 @@ def a_tree_is_no_deeper_than_its_block(context: Context) -> Iterator[Finding]:
         return
     if any(config.form != "block" for _, config in heads):
         return
-    deepest, depth = max(config.block_size - 1 for _, config in heads), context.pipeline.tree.depth
+    deepest, depth = (
+        max(config.block_size - 1 for _, config in heads),
+        context.pipeline.tree.max_depth,
+    )
     if depth > deepest:
         names = " and ".join(head.checkpoint for head, _ in heads)
         yield (
@@ -118,12 +122,49 @@ def a_head_gets_whole_kv_heads(context: Context) -> Iterator[Finding]:
             )
 
 
+def a_path_conditional_tree_gets_scores_of_paths(context: Context) -> Iterator[Finding]:
+    """The marginals of a block say the same of every branch."""
+    if "path_scores" not in context.pipeline.tree.needs:
+        return
+    parts = dict(drafters(context.pipeline))
+    for head, config in _known(context):
+        is_left_out = getattr(parts[head.place], "conditioning", None) == "none"
+        if config.form == "block" and (is_left_out or config.conditioning.kind == "none"):
+            why = "leaves it out" if is_left_out else "has none"
+            yield (
+                "tree.kind",
+                f"path_conditional needs a head with a corrector or a refresh pass, but"
+                f" {head.checkpoint} {why}: use best_first"
+                + (f", or remove {head.place}.conditioning" if is_left_out else ""),
+            )
+
+
+def a_refreshed_tree_is_not_drawn(context: Context) -> Iterator[Finding]:
+    """The second pass chooses again, among all tokens."""
+    parts = dict(drafters(context.pipeline))
+    for head, config in _known(context):
+        part = parts[head.place]
+        refreshes = config.conditioning.kind == "refresh"
+        if (
+            refreshes
+            and "draft_law" in part.provided
+            and getattr(part, "conditioning", 0) != "none"
+        ):
+            yield (
+                f"{head.place}.drafts",
+                f"the head {head.checkpoint} scores a tree in a second pass, which drawn drafts"
+                f" cannot follow: set {head.place}.conditioning to none, or drafts to best",
+            )
+
+
 HEAD_RULES: tuple[Callable[[Context], Iterator[Finding]], ...] = (
     a_checkpoint_is_what_the_pipeline_says,
     a_head_is_made_for_its_target,
     a_head_taps_what_the_engine_hands_out,
     a_tree_is_no_deeper_than_its_block,
     a_head_gets_whole_kv_heads,
+    a_path_conditional_tree_gets_scores_of_paths,
+    a_refreshed_tree_is_not_drawn,
 )
 
 
@@ -134,9 +175,9 @@ def head_warnings(context: Context) -> Iterator[str]:
             yield f"the head {head.checkpoint} is not on this machine: nothing was checked"
         elif (
             head.config.form == "autoregressive"
-            and context.pipeline.tree.depth > head.config.block_size
+            and context.pipeline.tree.max_depth > head.config.block_size
         ):
             yield (
                 f"the head {head.checkpoint} was trained to depth {head.config.block_size}; beyond"
-                f" it, up to tree.depth {context.pipeline.tree.depth}, it is on its own"
+                f" it, up to tree.depth {context.pipeline.tree.max_depth}, it is on its own"
             )

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from specstack.calibration_file import planned_calibration
 from specstack.facts import HostFacts, ModelFacts, model_facts
 from specstack.head_facts import LocatedHead, drafters, locate_heads
 from specstack.locate import TargetLocation, locate_target
@@ -163,7 +164,7 @@ def _shapes(pipeline: Pipeline, resolved: Resolved) -> ShapePlan:
     largest = max(budgets)
     return ShapePlan(
         max_draft_budget=largest,
-        max_depth=min(pipeline.tree.depth, largest),
+        max_depth=min(pipeline.tree.max_depth, largest),
         verify_widths=verify_widths(budgets),
     )
 
@@ -174,10 +175,17 @@ def _part(part: Part, **derived: Any) -> PartPlan:
     )
 
 
+def _tree(pipeline: Pipeline) -> PartPlan:
+    plan = _part(pipeline.tree)
+    if "calibration" in plan.options:
+        plan.options["calibration"] = planned_calibration(pipeline)
+    return plan
+
+
 def _drafter(pipeline: Pipeline, heads: Sequence[LocatedHead]) -> PartPlan:
     if not pipeline.speculates:
         return _part(pipeline.drafter)
-    depth, located = pipeline.tree.depth, {head.place: head for head in heads}
+    depth, located = pipeline.tree.max_depth, {head.place: head for head in heads}
 
     def planned(place: str, part: DrafterPart) -> PartPlan:
         head = located.get(place)
@@ -186,8 +194,13 @@ def _drafter(pipeline: Pipeline, heads: Sequence[LocatedHead]) -> PartPlan:
         reach = depth
         if pipeline.drafter.members and head.config and head.config.form == "block":
             reach = min(depth, head.config.block_size - 1)  # others may go deeper
-        width = head.part.width or pipeline.tree.options.get("width")
-        return _part(part, max_depth=reach, checkpoint=head.path, width=width)
+        plan = _part(part, max_depth=reach, checkpoint=head.path, search=pipeline.tree.search)
+        width = plan.options.pop("width")
+        if width is not None:
+            plan.options["search"]["width"] = width
+        if pipeline.tree.options.get("calibration") is not None:
+            plan.options["search"]["calibrated"] = True
+        return plan
 
     parts = [planned(place, part) for place, part in drafters(pipeline)]
     if pipeline.drafter.members is None:
@@ -219,7 +232,7 @@ def _assemble(
             )
             for head in heads
         ),
-        tree=_part(pipeline.tree),
+        tree=_tree(pipeline),
         verify=_part(pipeline.verify),
         budget=_part(pipeline.budget),
         engine=EnginePlan(

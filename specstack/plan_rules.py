@@ -70,7 +70,7 @@ def every_part_gets_what_it_needs(context: Context) -> Iterator[Finding]:
                 f"{part.section} {part.kind} needs {need!r}, but the parts before it provide"
                 f" {', '.join(sorted(provided))}",
             )
-        provided |= part.provides
+        provided |= part.provided
 
 
 @_rule

@@ -7,7 +7,7 @@ from typing import TypeVar, cast
 
 from specstack.facts import HostFacts, ModelFacts
 from specstack_dsl import Pipeline
-from specstack_dsl.parts import CONTRACTS, SINGLE, DrafterPart, HeadPart, Part, Section
+from specstack_dsl.parts import CONTRACTS, SINGLE, DrafterPart, HeadPart, Part, Section, TreePart
 
 CPU_MAX_RUNNING_REQUESTS = 16
 CPU_MAX_TOTAL_TOKENS = 32768
@@ -59,14 +59,18 @@ def _section_origins(pipeline: Pipeline, name: str, section: Section) -> dict[st
             for index, member in enumerate(getattr(section, section.nested)):
                 place = f"{name}.{section.nested}.{index}"
                 origins |= _section_origins(pipeline, place, member)
+    if isinstance(section, TreePart):
+        options = [option for option in options if option in section.options]
     for option in options:
         path = f"{name}.{option}"
         origins[path] = _written(pipeline, path)
     if isinstance(section, DrafterPart) and section.implementation:
-        origins[f"{name}.max_depth"] = "derived: tree.depth"
+        origins[f"{name}.max_depth"] = "derived: the depth of the tree"
     if isinstance(section, HeadPart):
-        if section.width is None and pipeline.tree.options.get("width") is not None:
-            origins[f"{name}.width"] = "derived: tree.width"
+        width = origins.pop(f"{name}.width")
+        origins[f"{name}.search"] = "derived: the tree" if section.width is None else width
+        for option in section.options.keys() - type(section).model_fields:
+            origins[f"{name}.{option}"] = "derived: the options above"
         for option in section.statements:
             if not pipeline.states(f"{name}.{option}"):
                 origins[f"{name}.{option}"] = "derived: the checkpoint"

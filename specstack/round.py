@@ -25,6 +25,7 @@ from specstack.types import (
     AcceptResult,
     CommittedTokens,
     DraftBatch,
+    DraftLaw,
     DraftProposal,
     DraftTree,
     NodeLogits,
@@ -43,7 +44,7 @@ class Target(Protocol):
     """The target model as one round sees it."""
 
     def draft_batch(self) -> DraftBatch:
-        """The requests of the round, before it."""
+        """The requests of the round, before it, with a `Drawing` for a drafter that draws."""
 
     def verify(self, tree: DraftTree) -> NodeLogits:
         """Run the target over the trees; logits carry penalties, biases and grammar masks."""
@@ -297,14 +298,15 @@ def _spread(proposal: DraftProposal, speculate: Sequence[bool]) -> DraftProposal
     rows = index_on(speculating, proposal.tokens.device)
 
     def spread(values: Tensor, missing: float) -> Tensor:
-        spread_out = values.new_full((len(speculate), values.shape[1]), missing)
+        spread_out = values.new_full((len(speculate), *values.shape[1:]), missing)
         spread_out[rows] = values
         return spread_out
 
-    sources = proposal.sources
+    sources, law = proposal.sources, proposal.law
     return DraftProposal(
         spread(proposal.tokens, 0),
         spread(proposal.parent_index, -1),
         spread(proposal.log_q, float("-inf")),
         None if sources is None else spread(sources, 0),
+        law and DraftLaw(spread(law.tokens, 0), spread(law.probs, 0)),
     )

@@ -1,8 +1,9 @@
 """What the parts of a round hand to each other: tensors with shapes, no behaviour.
 
 Letters: B requests, M candidate nodes, N tree nodes including the root, K path width
-(= depth + 1), V vocabulary, L committed tokens (padded), T packed tokens. Node 0 of a tree is the
-root: the bonus token of the last round. What a head drafter is lent is in `drafters.base`.
+(= depth + 1), V vocabulary, C candidates of a draft law, L committed tokens (padded), T packed
+tokens. Node 0 of a tree is the root: the bonus token of the last round. What a head drafter is lent
+is in `drafters.base`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specstack.models.heads.features import TargetFeatures
 
@@ -21,6 +23,25 @@ from specstack.models.heads.features import TargetFeatures
 def index_on(numbers: Sequence[int], device: torch.device) -> Int[Tensor, " T"]:
     """Host numbers as an index on the device. Host sync: none, unlike `torch.tensor` there."""
     return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
+
+
+def _moved(data: Any, device: torch.device) -> Any:
+    """A dataclass of tensors, others like it, and None, on `device`."""
+    if data is None or isinstance(data, Tensor):
+        return data if data is None else data.to(device)
+    return type(data)(**{f.name: _moved(getattr(data, f.name), device) for f in fields(data)})
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How the drafts of each request are drawn at random."""
+
+    temperature: Float[Tensor, " B"]
+    """Of the draft law; the request's own serves it best."""
+    is_greedy: Bool[Tensor, " B"]
+    """Takes the most probable drafts, instead."""
+    seeds: Int[Tensor, " B"]
+    """A seeded request's seed; otherwise new numbers in every round."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +57,8 @@ class DraftBatch:
     kv_slots: Int[Tensor, "B L"]
     """Where the target keeps the KV of committed tokens; beyond a length: any slot there is.
     L = 0 where no drafter asked for features."""
+    drawing: Drawing | None = None
+    """For drafters that draw."""
 
     @property
     def slot_index(self) -> Int[Tensor, " B"]:
@@ -44,12 +67,13 @@ class DraftBatch:
 
     def select(self, rows: Sequence[int]) -> DraftBatch:
         """Some of the requests. Host sync: none."""
-        index = index_on(rows, self.seq_lens.device)
+        index, own = index_on(rows, self.seq_lens.device), self.drawing
         return DraftBatch(
             tuple(self.slots[row] for row in rows),
             self.bonus_tokens[index],
             self.seq_lens[index],
             self.kv_slots[index],
+            own and Drawing(own.temperature[index], own.is_greedy[index], own.seeds[index]),
         )
 
 
@@ -107,6 +131,29 @@ class CommittedTokens:
 
 
 @dataclass(frozen=True)
+class DraftLaw:
+    """What drafts were drawn from: for each node the law of its children, over C candidates.
+
+    Siblings are drawn one after the other, without replacement, the first in the row first.
+    """
+
+    tokens: Int[Tensor, "B N C"]
+    """Distinct in a node."""
+    probs: Float[Tensor, "B N C"]
+    """q: adds up to 1 where a node has children; 0 is allowed."""
+
+    def gather(self, nodes: Int[Tensor, "B S"]) -> DraftLaw:
+        """The laws of some nodes. Host sync: none."""
+        index = nodes[..., None].expand(-1, -1, self.tokens.shape[2])
+        return DraftLaw(self.tokens.gather(1, index), self.probs.gather(1, index))
+
+    def padded(self, num_nodes: int) -> DraftLaw:
+        """With nodes that have no children at the end. Host sync: none."""
+        padding = (0, 0, 0, num_nodes - self.tokens.shape[1])
+        return DraftLaw(pad(self.tokens, padding), pad(self.probs, padding))
+
+
+@dataclass(frozen=True)
 class DraftProposal:
     """Candidate drafts of one round, one trie per request, before a builder picks nodes.
 
@@ -117,9 +164,13 @@ class DraftProposal:
     tokens: Int[Tensor, "B M"]
     parent_index: Int[Tensor, "B M"]
     log_q: Float[Tensor, "B M"]
-    """Log of the probability, given its parent, that the target takes this token (<= 0)."""
+    """float32: log of the probability, given its parent, that the target takes it (<= 0)."""
     sources: Int[Tensor, "B M"] | None = None
     """Bit i: drafter i of a merge proposed it; None where there is one drafter."""
+    law: DraftLaw | None = None
+    """Of the root, then of each candidate, [B, M + 1, C]; None: drafts were not drawn at random.
+
+    Drawn siblings stand in the order of the draws."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +196,8 @@ class DraftTree:
     """Live nodes including the root, in [1, N]."""
     sources: Int[Tensor, "B N"] | None = None
     """As `DraftProposal.sources`; 0 at the root and at dead nodes."""
+    law: DraftLaw | None = None
+    """What the children of each node were drawn from; None: drafts were not drawn at random."""
 
     @property
     def num_draft_tokens(self) -> int:
@@ -180,15 +233,15 @@ class DraftTree:
             log_q=self.log_q[:, :n],
             num_nodes=self.num_nodes,
             sources=None if self.sources is None else self.sources[:, :n],
+            law=None if self.law is None else self.law.padded(n),
         )
 
     def to(self, device: torch.device) -> DraftTree:
         """The same trees on `device`; self when they are there."""
         if self.tokens.device == device:
             return self
-        given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved: dict[str, Any] = {k: v if v is None else v.to(device) for k, v in given.items()}
-        return DraftTree(**moved)
+        moved: DraftTree = _moved(self, device)
+        return moved
 
 
 @dataclass(frozen=True)

@@ -142,3 +142,52 @@ def engine_args_keep_to_what_drafting_supports(pipeline: Pipeline) -> Iterator[F
                 f"{refusal.feature} does not work with a drafter: {refusal.reason};"
                 f" {refusal.instead}, or set drafter: none",
             )
+
+
+@rule("drafter", "tree")
+def drawn_drafts_stand_in_a_tree_of_fixed_shape(pipeline: Pipeline) -> Iterator[Finding]:
+    """Choosing among drafts by what was drawn would spoil the law that p is divided by."""
+    for index, member in enumerate(pipeline.drafter.members or ()):
+        if "draft_law" in member.provided:
+            yield (
+                f"drafter.of.{index}.drafts",
+                "the drafts of a merge are chosen among those of several drafters, which drawn ones"
+                " cannot be: set drafts to best",
+            )
+    tree = pipeline.tree
+    if "draft_law" in pipeline.drafter.provided and "fixed_shape" not in tree.provides:
+        yield (
+            "drafter.drafts",
+            f"drawn drafts are verified whatever was drawn, but tree {tree.kind} chooses the most"
+            " probable: use tree chain or static, or set drafts to best",
+        )
+
+
+@rule("drafter", "tree")
+def drawn_drafts_are_all_verified(pipeline: Pipeline) -> Iterator[Finding]:
+    """A stop that looks at the drafts' own probabilities spoils the law as well."""
+    if "draft_law" not in pipeline.drafter.provided:
+        return
+    for option in ("calibration", "cost"):
+        if pipeline.tree.options.get(option) is not None:
+            yield (
+                f"tree.{option}",
+                f"{option} would choose among drawn drafts by what was drawn: remove it, or set"
+                " drafter.drafts to best",
+            )
+
+
+@rule("drafter", "verify", "budget")
+def drawn_drafts_are_verified_at_any_survival(pipeline: Pipeline) -> Iterator[Finding]:
+    """Non-anticipation: whether a draft is verified may not depend on the value drawn."""
+    if "draft_law" not in pipeline.verify.needs | pipeline.drafter.provided:
+        return
+    options = pipeline.budget.options
+    rows = {f"budget.rows.{index}": row for index, row in enumerate(options.get("rows", ()))}
+    for path, row in (rows or {"budget": options}).items():
+        if row.get("min_survival", 0) > 0:
+            yield (
+                f"{path}.min_survival",
+                "would drop drawn drafts for what was drawn, which biases the output: set it to 0,"
+                " or use drafter.drafts best and verify sample_and_walk",
+            )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specstack.drafters.base import Drafter, DraftRuntime, FeatureNeeds
-from specstack.types import AcceptResult, CommittedTokens, DraftBatch, DraftProposal
+from specstack.types import AcceptResult, CommittedTokens, DraftBatch, DraftLaw, DraftProposal
 from specstack_serving import sglang_compat as sgl
 
 
@@ -54,6 +54,11 @@ class AgreedDrafter:
         """As the drafter's."""
         return self._drafter.needs
 
+    @property
+    def draws(self) -> bool:
+        """As the drafter's."""
+        return self._drafter.draws
+
     def attach(self, runtime: DraftRuntime) -> None:
         """Hand on."""
         self._drafter.attach(runtime)
@@ -77,9 +82,15 @@ class AgreedDrafter:
         if own.sources is not None:
             fields.append(own.sources.to(own.tokens.dtype))
         packed = self._group.broadcast(torch.stack(fields), src=0)
+        law = own.law and DraftLaw(self._shared(own.law.tokens), self._shared(own.law.probs))
         return DraftProposal(
             packed[0],
             packed[1],
-            self._group.broadcast(own.log_q.contiguous(), src=0),
+            self._shared(own.log_q),
             None if own.sources is None else packed[2].to(own.sources.dtype),
+            law,
         )
+
+    def _shared(self, values: Tensor) -> Tensor:
+        shared: Tensor = self._group.broadcast(values.contiguous(), src=0)
+        return shared

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specstack.types import SamplingTensors
+from specstack.types import Drawing, SamplingTensors
 from specstack.verify.uniforms import seeded_uniforms
 
 
@@ -36,9 +36,34 @@ class UniformSource:
         if all(seed is None for seed in seeds):
             return uniforms
         positions = first.to(torch.int64)[:, None] + torch.arange(num_positions, device=device)
-        seed_tensor = torch.tensor([seed or 0 for seed in seeds], device=device)
-        is_seeded = torch.tensor([seed is not None for seed in seeds], device=device)
+        seed_tensor, is_seeded = self._stated(seeds)
         return torch.where(is_seeded[:, None], seeded_uniforms(seed_tensor, positions), uniforms)
+
+    def seeds(self, seeds: list[int | None]) -> Int[Tensor, " B"]:
+        """The requests' seeds; a new number for each that has none."""
+        device = self._generator.device
+        drawn = torch.randint(
+            torch.iinfo(torch.int64).max, (len(seeds),), generator=self._generator, device=device
+        )
+        stated, is_seeded = self._stated(seeds)
+        return torch.where(is_seeded, stated, drawn)
+
+    def _stated(self, seeds: list[int | None]) -> tuple[Int[Tensor, " B"], Bool[Tensor, " B"]]:
+        device = self._generator.device
+        return (
+            torch.tensor([seed or 0 for seed in seeds], dtype=torch.int64, device=device),
+            torch.tensor([seed is not None for seed in seeds], device=device),
+        )
+
+
+def drawing(batch: Any, uniforms: UniformSource) -> Drawing:
+    """How a ScheduleBatch's drafts are drawn: at its requests' temperatures."""
+    info = batch.sampling_info
+    return Drawing(
+        temperature=info.temperatures[:, 0],
+        is_greedy=info.top_ks == 1,
+        seeds=uniforms.seeds([req.sampling_params.sampling_seed for req in batch.reqs]),
+    )
 
 
 def sampling_tensors(

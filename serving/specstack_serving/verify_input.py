@@ -12,6 +12,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from specstack.types import DraftTree
+from specstack_kernels.ops import pack_tree_mask
 from specstack_serving import sglang_compat as sgl
 
 
@@ -155,12 +156,8 @@ def _computed(nodes: Int[Tensor, "B N"], packed: PackedNodes) -> Int[Tensor, " T
 
 def _full_mask(batch: Any, tree_mask: Bool[Tensor, "B N N"]) -> Bool[Tensor, " T"]:
     """SGLang's FULL_MASK: per node a row of `seq_len + N`, requests one after another."""
-    num_nodes = tree_mask.shape[1]
-    rows = [
-        torch.cat([mask.new_ones(num_nodes, length), mask], dim=1).reshape(-1)
-        for mask, length in zip(tree_mask, batch.seq_lens_cpu.tolist(), strict=True)
-    ]
-    return torch.cat(rows)
+    num_tokens = int(batch.seq_lens_cpu.sum())
+    return pack_tree_mask(tree_mask, batch.seq_lens, num_tokens=num_tokens).full
 
 
 def path_slots(

@@ -34,13 +34,13 @@ from specstack_serving.admission import wants_speculation
 from specstack_serving.carrier import current_plan
 from specstack_serving.exporter import RoundExporter
 from specstack_serving.features import FeatureReader, draft_batch
+from specstack_serving.kv_move import move_paths
 from specstack_serving.logits import adjust_logits, needs_output_history
 from specstack_serving.ranks import AgreedDrafter, agree
-from specstack_serving.sampling import UniformSource, sampling_tensors
+from specstack_serving.sampling import UniformSource, drawing, sampling_tensors
 from specstack_serving.verify_input import (
     DraftState,
     pack_nodes,
-    path_slots,
     verify_batch,
     window_slots,
 )
@@ -221,6 +221,8 @@ class _BatchTarget:
             batch.seq_lens,
             int(batch.seq_lens_cpu.max()) if reads_features else 0,
         )
+        if worker._drafter.draws:
+            self._before = replace(self._before, drawing=drawing(batch, worker._uniforms))
         self.logits_output: Any = None
         self.logits: NodeLogits
         self.new_seq_lens: Tensor
@@ -272,9 +274,8 @@ class _BatchTarget:
         """Compact the accepted paths to the front of their windows and publish."""
         accepted = agree(accepted)
         if tree.num_draft_tokens > 1:
-            target_slots, source_slots = path_slots(self._window, accepted.accept_index)
             pool = self._worker.token_to_kv_pool_allocator.get_kvcache()
-            pool.move_kv_cache(target_slots, source_slots)
+            move_paths(pool, self._window, accepted.accept_index)
         self.new_seq_lens = self._seq_lens + accepted.accept_lens.to(self._seq_lens.dtype)
         self._publish(self.new_seq_lens)
         return accepted

@@ -11,16 +11,17 @@ Q inputs, L context columns, P prefix columns, F frontier nodes, D hidden size, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from specstack.drafters.base import DraftRuntime
+from specstack.drafters.choice import Choice
 from specstack.drafters.committed_layout import CommittedLayout, kv_slots_after
 from specstack.drafters.draft_pool import DraftPool
-from specstack.drafters.expansion import Children, Frontier, expand, top_children
+from specstack.drafters.expansion import Children, Frontier
 from specstack.drafters.head_drafter import HeadDrafter
 from specstack.drafters.surroundings import DraftMemory, Surroundings
 from specstack.models.heads.autoregressive import AutoregressiveHead
@@ -33,9 +34,9 @@ ABSORB_COLUMNS = 512
 class AutoregressiveDrafter(HeadDrafter):
     """Keeps the head's own KV and context per KV slot, and its last hidden state per request."""
 
-    def __init__(self, checkpoint: str, max_depth: int, width: int | None = None) -> None:
+    def __init__(self, checkpoint: str, max_depth: int, **options: Any) -> None:
         """As `HeadDrafter`."""
-        super().__init__(checkpoint, max_depth, width)
+        super().__init__(checkpoint, max_depth, **options)
         self._head: AutoregressiveHead
         self._memory: DraftMemory
         self._last_hidden: Float[Tensor, "S D"]
@@ -108,16 +109,16 @@ class AutoregressiveDrafter(HeadDrafter):
 
     @torch.no_grad()
     def propose(self, batch: DraftBatch, draft_budget: int) -> DraftProposal:
-        """Propose the best `draft_budget` candidates and a chain. Host sync: none."""
+        """Propose what the tree can need of the budget. Host sync: none."""
         rollout = _Rollout(
             self._head,
             self._memory.before_drafts(batch.kv_slots, batch.seq_lens),
             self._last_hidden[batch.slot_index][:, None],
             batch.seq_lens,
             self._token_ids,
-            self.num_children(draft_budget),
+            self.choice(batch, draft_budget),
         )
-        return expand(rollout, self._max_depth, draft_budget)
+        return self.expand(rollout, draft_budget)
 
 
 @dataclass(frozen=True)
@@ -142,16 +143,16 @@ class _Rollout:
         hidden: Float[Tensor, "B 1 D"],
         seq_lens: Int[Tensor, " B"],
         token_ids: Int[Tensor, " W"] | None,
-        width: int,
+        choice: Choice,
     ) -> None:
         self._head, self._around, self._hidden = head, around, hidden
-        self._seq_lens, self._token_ids, self._width = seq_lens, token_ids, width
+        self._seq_lens, self._token_ids, self._choice = seq_lens, token_ids, choice
         self._ancestors = torch.zeros(*hidden.shape[:2], 0, dtype=torch.bool, device=hidden.device)
         """[B F M] of the last frontier."""
 
     def first(self) -> Children:
         """What follows the bonus token was known when its input was absorbed."""
-        return self._children()
+        return self._children(0)
 
     def next(self, frontier: Frontier) -> Children:
         """Run the frontier; each node is fed its parent's hidden state."""
@@ -168,11 +169,10 @@ class _Rollout:
             self._ancestors,
         )
         self._around = self._around.followed_by(own)
-        return self._children()
+        return self._children(frontier.depth)
 
-    def _children(self) -> Children:
-        log_q = self._head.logits(self._hidden).log_softmax(dim=-1)
-        return top_children(log_q, self._token_ids, self._width)
+    def _children(self, depth: int) -> Children:
+        return self._choice.of_logits(self._head.logits(self._hidden), self._token_ids, depth)
 
 
 def _rows(values: Tensor, index: Int[Tensor, "B F"]) -> Tensor:

@@ -58,6 +58,10 @@ class Drafter(Protocol):
     def needs(self) -> FeatureNeeds | None:
         """The features that `absorb` wants; None: it is never called."""
 
+    @property
+    def draws(self) -> bool:
+        """Whether drafts are drawn at random, for which the batch must bring a `Drawing`."""
+
     def attach(self, runtime: DraftRuntime) -> None:
         """Take what the engine lends; once, before anything else, if `needs` is not None."""
 
@@ -82,6 +86,7 @@ class TokenDrafter:
 
     needs_tokens = True
     needs: FeatureNeeds | None = None
+    draws = False
 
     def attach(self, runtime: DraftRuntime) -> None:
         """Nothing is lent."""
@@ -95,6 +100,7 @@ class FeatureDrafter:
     """What a drafter that reads features alone leaves out."""
 
     needs_tokens = False
+    draws = False
 
     def begin(self, slot: int, tokens: Sequence[int]) -> None:
         """Never called."""

@@ -9,7 +9,8 @@ requests, D hidden size.
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -18,12 +19,12 @@ from torch import Tensor
 from specstack.drafters.base import DraftRuntime
 from specstack.drafters.committed_layout import CommittedLayout
 from specstack.drafters.conditioned import Corrected, Marginals, correction_table
-from specstack.drafters.draft_pool import DraftPool, live_columns
-from specstack.drafters.expansion import expand
+from specstack.drafters.context_writer import ContextWriter
+from specstack.drafters.draft_pool import DraftPool
 from specstack.drafters.head_drafter import HeadDrafter
 from specstack.drafters.refresh import Refresh
 from specstack.models.heads.block import BlockHead, block_tokens
-from specstack.models.heads.layers import LayerKV
+from specstack.models.heads.layers import LayerKV, PagedKV
 from specstack.models.heads.masks import block_mask
 from specstack.types import CommittedTokens, DraftBatch, DraftProposal
 
@@ -37,23 +38,28 @@ class BlockDrafter(HeadDrafter):
         self,
         checkpoint: str,
         max_depth: int,
-        width: int | None = None,
         candidates: int = CANDIDATES,
+        *,
+        conditioned: bool = True,
+        **options: Any,
     ) -> None:
         """As `HeadDrafter`.
 
         Args:
             candidates: tokens per depth, the best without correction, that a corrector re-ranks.
+            conditioned: False drafts from the marginals, whatever the checkpoint could add.
         """
-        super().__init__(checkpoint, max_depth, width)
+        super().__init__(checkpoint, max_depth, **options)
         if max_depth >= self.config.block_size:
             raise ValueError(
                 f"max_depth {max_depth} is beyond block_size {self.config.block_size}, which "
                 "counts the anchor"
             )
         self._candidates = candidates
+        self._conditioning = self.config.conditioning.kind if conditioned else "none"
         self._head: BlockHead
         self._pool: DraftPool
+        self._writer: ContextWriter | None = None
         self._corrections: Float[Tensor, "W R"] | None = None
         self._seeds: Float[Tensor, "S D"]
 
@@ -68,7 +74,9 @@ class BlockDrafter(HeadDrafter):
             runtime.device,
             runtime.dtype,
         )
-        if self._head.corrector is not None:
+        if self._pool.is_paged:
+            self._writer = ContextWriter(self._head, self._pool)
+        if self._head.corrector is not None and self._conditioning != "none":
             self._corrections = correction_table(self._head)
         self._seeds = torch.zeros(
             runtime.num_slots if self._head.is_seeded else 0,
@@ -83,9 +91,13 @@ class BlockDrafter(HeadDrafter):
 
         Host sync: none.
         """
-        fused = self._head.fuse(committed.features)
-        layers = self._head.context(committed.features, committed.positions, fused)
-        self._pool.write(committed.kv_slots, layers, committed.requests >= 0)
+        features, positions = committed.features, committed.positions
+        fused, is_kept = self._head.fuse(features), committed.requests >= 0
+        if self._writer is not None:
+            self._writer.write(features, positions, fused, committed.kv_slots, is_kept)
+        else:
+            layers = self._head.context(features, positions, fused)
+            self._pool.write(committed.kv_slots, layers, is_kept)
         if fused is not None and self._head.is_seeded:
             slots = committed.batch.slot_index
             last = CommittedLayout.of(committed).last(fused, self._seeds[slots])
@@ -93,27 +105,33 @@ class BlockDrafter(HeadDrafter):
 
     @torch.no_grad()
     def propose(self, batch: DraftBatch, draft_budget: int) -> DraftProposal:
-        """Propose the best `draft_budget` candidates and a chain. Host sync: none."""
-        context = self._pool.read(
-            batch.kv_slots, live_columns(batch.seq_lens, batch.kv_slots.shape[1])
-        )
-        hidden = self._draft(batch, context, min(self._max_depth, draft_budget))
-        head, width = self._head, self.num_children(draft_budget)
+        """Propose what the tree can need of the budget. Host sync: none."""
+        context = self._pool.context(batch.kv_slots, batch.seq_lens)
+        depth = min(self._max_depth, self.search.depth(draft_budget))
+        hidden = self._draft(batch, context, depth)
+        head, choice = self._head, self.choice(batch, draft_budget)
         if self._corrections is not None:
-            expander = Corrected(
-                head, hidden, batch.bonus_tokens, self._token_ids, width, self._candidates,
-                self._corrections,
+            return self.expand(
+                Corrected(
+                    head, hidden, batch.bonus_tokens, self._token_ids, choice, self._candidates,
+                    self._corrections,
+                ),
+                draft_budget,
             )  # fmt: skip
-            return expand(expander, self._max_depth, draft_budget)
-        marginals = Marginals(head, hidden, self._token_ids, width)
-        proposal = expand(marginals, self._max_depth, draft_budget)
-        if self.config.conditioning.kind == "none":
+        marginals = Marginals(head, hidden, self._token_ids, choice)
+        if self.search.is_plain and not self.draws:
+            proposal = marginals.best(draft_budget)
+        else:
+            proposal = self.expand(marginals, draft_budget)
+        if self._conditioning != "refresh":
             return proposal
-        refresh = Refresh(head, self._token_ids, self._max_depth)
+        columns = self._pool.num_mask_columns(batch.kv_slots)
+        refresh = Refresh(head, self._token_ids, self._max_depth, columns)
+        width = self.search.width(draft_budget)
         return refresh(proposal, batch, context, draft_budget, width)
 
     def _draft(
-        self, batch: DraftBatch, context: list[LayerKV], depth: int
+        self, batch: DraftBatch, context: Sequence[LayerKV | PagedKV], depth: int
     ) -> Float[Tensor, "B K D"]:
         """One pass; the hidden states of depths 1, 2, .."""
         # A causal slot does not see the later ones; a bidirectional one was trained to.
@@ -126,7 +144,7 @@ class BlockDrafter(HeadDrafter):
             batch.seq_lens[:, None],
             batch.seq_lens,
             num_slots,
-            batch.kv_slots.shape[1],
+            self._pool.num_mask_columns(batch.kv_slots),
             config.mask,
         )
         seed = None

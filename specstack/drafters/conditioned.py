@@ -14,8 +14,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from specstack.drafters.expansion import Children, Frontier, top_children
+from specstack.drafters.choice import Choice
+from specstack.drafters.expansion import Children, Frontier
 from specstack.models.heads.block import BlockHead
+from specstack.types import DraftLaw, DraftProposal
+from specstack_kernels.ops import best_prefixes, score_frontier
 
 
 class Marginals:
@@ -26,9 +29,15 @@ class Marginals:
         head: BlockHead,
         hidden: Float[Tensor, "B K D"],
         token_ids: Int[Tensor, " W"] | None,
-        width: int,
+        choice: Choice,
     ) -> None:
-        self._all = top_children(head.logits(hidden).log_softmax(dim=-1), token_ids, width)
+        depths = torch.arange(hidden.shape[1], device=hidden.device)
+        self._all = choice.of_logits(head.logits(hidden), token_ids, depths)
+
+    def best(self, draft_budget: int) -> DraftProposal:
+        """The best paths, without expanding them. Host sync: none."""
+        found = best_prefixes(self._all.tokens, self._all.log_q, draft_budget)
+        return DraftProposal(found.tokens, found.parent_index, found.log_q)
 
     def first(self) -> Children:
         """Depth 1."""
@@ -39,8 +48,12 @@ class Marginals:
         return self._of(frontier.depth, frontier.tokens.shape[1])
 
     def _of(self, depth: int, num_nodes: int) -> Children:
-        tokens, log_q = self._all.tokens[:, depth, None], self._all.log_q[:, depth, None]
-        return Children(tokens.expand(-1, num_nodes, -1), log_q.expand(-1, num_nodes, -1))
+        def same(values: Tensor) -> Tensor:
+            return values[:, depth, None].expand(-1, num_nodes, -1)
+
+        law = self._all.law
+        law = law and DraftLaw(same(law.tokens), same(law.probs))
+        return Children(same(self._all.tokens), same(self._all.log_q), law)
 
 
 class Corrected:
@@ -52,7 +65,7 @@ class Corrected:
         hidden: Float[Tensor, "B K D"],
         bonus_tokens: Int[Tensor, " B"],
         token_ids: Int[Tensor, " W"] | None,
-        width: int,
+        choice: Choice,
         num_candidates: int,
         corrections: Float[Tensor, "W R"],
     ) -> None:
@@ -63,7 +76,7 @@ class Corrected:
         self._tokens = best.indices if token_ids is None else token_ids[best.indices]
         self._rows = embedding(best.indices, corrections)  # [B, K, C, R]
         self._head = head
-        self._width = width
+        self._choice = choice
         self._state = head.advance(bonus_tokens[:, None])  # [B, F, R]
 
     def first(self) -> Children:
@@ -78,12 +91,15 @@ class Corrected:
         return self._children(frontier.depth)
 
     def _children(self, depth: int) -> Children:
-        corrected = self._base[:, depth, None] + self._state @ self._rows[:, depth].mT  # [B, F, C]
-        inside = corrected.logsumexp(dim=2, keepdim=True)
-        log_q = corrected - torch.logaddexp(inside, self._rest[:, depth, None, None])
-        best = top_children(log_q, None, self._width)
-        tokens = self._tokens[:, depth, None].expand_as(log_q).gather(2, best.tokens)
-        return Children(tokens, best.log_q)
+        scored = score_frontier(
+            self._state,
+            self._rows[:, depth],
+            self._base[:, depth],
+            self._rest[:, depth],
+            width=min(self._choice.width, self._base.shape[2]),
+        )
+        tokens = self._tokens[:, depth, None].expand_as(scored.log_q)
+        return self._choice.of_scored(scored, tokens, depth)
 
 
 def correction_table(head: BlockHead) -> Float[Tensor, "W R"]:

@@ -5,12 +5,14 @@ Letters: S KV slots, T tokens, B requests, L columns, n layers, G heads, C head 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from specstack.models.heads.layers import LayerKV
+from specstack.models.heads.layers import LayerKV, PagedKV
 
 
 class DraftPool:
@@ -30,7 +32,23 @@ class DraftPool:
         """One row per slot, so that reading is one gather; the last takes what is not kept."""
         self.layers = self._split(self._rows)
         """Views, [S + 1 G C] each."""
+        self.keys, self.values = self._rows[:, :, 0], self._rows[:, :, 1]
+        """Views, [S + 1 n G C] each."""
         self._nowhere = num_kv_slots
+        self.is_paged = device.type == "cuda"
+        """Kernels read the rows where they are; on a CPU gathering them once is faster."""
+
+    def context(
+        self, kv_slots: Int[Tensor, "B L"], seq_lens: Int[Tensor, " B"]
+    ) -> Sequence[LayerKV | PagedKV]:
+        """What each layer keeps of the committed tokens. Host sync: none."""
+        if self.is_paged:
+            return [PagedKV(kv.keys, kv.values, kv_slots, seq_lens) for kv in self.layers]
+        return self.read(kv_slots, live_columns(seq_lens, kv_slots.shape[1]))
+
+    def num_mask_columns(self, kv_slots: Int[Tensor, "B L"]) -> int:
+        """Columns that a mask has for `context`."""
+        return 0 if self.is_paged else kv_slots.shape[1]
 
     def write(
         self, kv_slots: Int[Tensor, "*T"], layers: list[LayerKV], is_kept: Bool[Tensor, "*T"]

@@ -1,11 +1,8 @@
-"""Candidates from a head: the most probable paths, depth by depth, in fixed shapes.
+"""Candidates from a head: paths of its own choice, depth by depth, in fixed shapes.
 
-A path is never less probable than its extensions, so every ancestor of one of the best N nodes is
-one of the best N, too. Hence at each depth it is enough to keep the N best nodes by cumulative
-log q and to expand those: the result holds the best N nodes of the whole trie (DDTree, arXiv
-2604.12989, Prop. 1, for any law that factorises along paths). The path of the most probable child
-each time is always kept, for chains. Letters: B requests, F frontier nodes of a depth, k children
-of a node, W draft vocabulary, M candidates.
+At each depth a `Search` keeps some children of the frontier and says which of them are expanded.
+Letters: B requests, F frontier nodes of a depth, k children of a node, C candidates of a law,
+M candidates of a proposal.
 """
 
 from __future__ import annotations
@@ -17,22 +14,25 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from specstack.types import DraftProposal
+from specstack.drafters.search import Search
+from specstack.types import DraftLaw, DraftProposal
 
 
 @dataclass(frozen=True)
 class Children:
-    """The most probable children of each frontier node, best first."""
+    """Children of each frontier node: the most probable, best first, or drawn, in that order."""
 
     tokens: Int[Tensor, "B F k"]
     """Target ids."""
     log_q: Float[Tensor, "B F k"]
     """Given the node."""
+    law: DraftLaw | None = None
+    """[B F C]: what they were drawn from."""
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """Nodes of one depth that were kept."""
+    """Nodes of one depth that are expanded."""
 
     tokens: Int[Tensor, "B F"]
     parents: Int[Tensor, "B F"]
@@ -50,43 +50,55 @@ class Expander(Protocol):
         """Children of the nodes that were kept of the last call's."""
 
 
-def expand(expander: Expander, max_depth: int, draft_budget: int) -> DraftProposal:
-    """Return a trie that holds the `draft_budget` most probable nodes up to `max_depth`.
+def expand(expander: Expander, search: Search, max_depth: int, draft_budget: int) -> DraftProposal:
+    """Return the candidates that `search` keeps, up to `max_depth`.
 
-    It is no deeper than the budget, as no tree of it could be.
     Host sync: none, unless the expander has one.
     """
     children = expander.first()
     above = children.log_q.new_zeros(children.log_q.shape[:2])  # cumulative log q, [B, F]
-    tokens, parents, log_qs = [], [], []
-    first_of_last = -1
-    max_depth = min(max_depth, draft_budget)
+    frontier_at = torch.full_like(above, -1, dtype=torch.int64)  # as candidates
+    tokens, parents, log_qs, laws = [], [], [], _Laws(children.law)
+    max_depth = min(max_depth, search.depth(draft_budget))
+    num_candidates = 0
     for depth in range(1, max_depth + 1):
         width = children.tokens.shape[2]
-        paths = (above[..., None] + children.log_q).flatten(1)  # [B, F * k]
-        chosen = _best(paths, draft_budget)
-        frontier = Frontier(children.tokens.flatten(1).gather(1, chosen), chosen // width, depth)
-        tokens.append(frontier.tokens)
-        log_qs.append(children.log_q.flatten(1).gather(1, chosen))
-        parents.append(frontier.parents + first_of_last)
-        first_of_last = 0 if depth == 1 else first_of_last + above.shape[1]
-        above = paths.gather(1, chosen)
+        paths = above[..., None] + children.log_q  # [B, F, k]
+        kept = search.keep(paths, depth, draft_budget)
+        above_of = kept.children // width
+        tokens.append(children.tokens.flatten(1).gather(1, kept.children))
+        log_qs.append(children.log_q.flatten(1).gather(1, kept.children))
+        parents.append(frontier_at.gather(1, above_of))
+        num_kept, expanded = kept.children.shape[1], slice(0, kept.num_expanded)
         if depth < max_depth:
+            above = paths.flatten(1).gather(1, kept.children[:, expanded])
+            places = torch.arange(kept.num_expanded, device=above.device) + num_candidates
+            frontier_at = places.expand_as(above)
+            frontier = Frontier(tokens[-1][:, expanded], above_of[:, expanded], depth)
             children = expander.next(frontier)
-    return DraftProposal(torch.cat(tokens, 1), torch.cat(parents, 1), torch.cat(log_qs, 1))
+            laws.add(children.law, num_kept)
+        num_candidates += num_kept
+    return DraftProposal(
+        torch.cat(tokens, 1), torch.cat(parents, 1), torch.cat(log_qs, 1),
+        law=laws.of(num_candidates),
+    )  # fmt: skip
 
 
-def _best(paths: Float[Tensor, "B C"], num_kept: int) -> Int[Tensor, "B F"]:
-    """The best child of the first node, which is the chain so far; then the best others."""
-    ranking = paths.clone()
-    ranking[:, 0] = torch.inf
-    return ranking.topk(min(num_kept, paths.shape[1]), dim=1).indices
+class _Laws:
+    """The laws of the root and all candidates."""
 
+    def __init__(self, root: DraftLaw | None) -> None:
+        self._found = [] if root is None else [root]
 
-def top_children(
-    log_q: Float[Tensor, "B F W"], token_ids: Int[Tensor, " W"] | None, width: int
-) -> Children:
-    """The best `width` tokens of each node; `token_ids` are their target ids (None: equal)."""
-    best = log_q.topk(min(width, log_q.shape[-1]), dim=-1)
-    tokens = best.indices if token_ids is None else token_ids[best.indices]
-    return Children(tokens, best.values)
+    def add(self, law: DraftLaw | None, num_candidates: int) -> None:
+        """Those of the expanded candidates of a depth, which stand first in it."""
+        if law is not None:
+            self._found.append(law.padded(num_candidates))
+
+    def of(self, num_candidates: int) -> DraftLaw | None:
+        """All of them; the last depth has none."""
+        if not self._found:
+            return None
+        tokens = torch.cat([law.tokens for law in self._found], dim=1)
+        probs = torch.cat([law.probs for law in self._found], dim=1)
+        return DraftLaw(tokens, probs).padded(1 + num_candidates)

@@ -24,6 +24,8 @@ _TOKEN_BITS = 32
 class MergeDrafter:
     """Asks every drafter and merges what they say."""
 
+    draws = False
+
     def __init__(self, of: Sequence[Drafter], max_depth: int) -> None:
         """Merge these; no path is longer than `max_depth`."""
         self._of = list(of)

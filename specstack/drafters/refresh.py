@@ -9,32 +9,40 @@ included, W draft vocabulary, M candidates.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specstack.drafters.expansion import top_children
+from specstack.drafters.expansion import Children
 from specstack.models.heads.block import BlockHead
-from specstack.models.heads.layers import LayerKV
+from specstack.models.heads.layers import LayerKV, PagedKV
 from specstack.models.heads.masks import tree_mask
-from specstack.trees.best_first import BestFirstBuilder, accumulate_log_q
+from specstack.trees.best_first import BestFirstBuilder
 from specstack.types import DraftBatch, DraftProposal, DraftTree
+from specstack_kernels.ops import accumulate_log_q
 
 
 class Refresh:
     """Scores a tree's children again."""
 
     def __init__(
-        self, head: BlockHead, token_ids: Int[Tensor, " W"] | None, max_depth: int
+        self,
+        head: BlockHead,
+        token_ids: Int[Tensor, " W"] | None,
+        max_depth: int,
+        num_context_columns: int,
     ) -> None:
         self._head, self._token_ids, self._max_depth = head, token_ids, max_depth
+        self._num_context_columns = num_context_columns
 
     def __call__(
         self,
         proposal: DraftProposal,
         batch: DraftBatch,
-        context: list[LayerKV],
+        context: Sequence[LayerKV | PagedKV],
         draft_budget: int,
         width: int,
     ) -> DraftProposal:
@@ -46,7 +54,7 @@ class Refresh:
         paths = pad(accumulate_log_q(parents, known, self._max_depth), (1, 0))  # [B, N]
         is_end = (tree.depth >= self._max_depth) | (tree.log_q == -torch.inf)
         fresh = log_q.masked_fill(is_known | is_end[..., None], -torch.inf)
-        children = top_children(fresh, self._token_ids, width)
+        children = self._best(fresh, width)
         scores = (paths[..., None] + children.log_q).flatten(1)
         chosen = scores.topk(min(draft_budget, scores.shape[1]), dim=1).indices
         return DraftProposal(
@@ -56,7 +64,7 @@ class Refresh:
         )
 
     def _children(
-        self, tree: DraftTree, batch: DraftBatch, context: list[LayerKV]
+        self, tree: DraftTree, batch: DraftBatch, context: Sequence[LayerKV | PagedKV]
     ) -> Float[Tensor, "B N W"]:
         """Log q of every token as a child of every node."""
         place = batch.seq_lens[:, None] + tree.depth
@@ -74,9 +82,14 @@ class Refresh:
             torch.cat([tree.tokens, masks], dim=1),
             torch.cat([place, place + 1], dim=1),
             context,
-            tree_mask(ancestors, batch.seq_lens, batch.kv_slots.shape[1]),
+            tree_mask(ancestors, batch.seq_lens, self._num_context_columns),
         )
-        return self._head.logits(hidden[:, tree.num_draft_tokens :]).log_softmax(dim=-1)
+        return self._head.logits(hidden[:, tree.num_draft_tokens :]).float().log_softmax(dim=-1)
+
+    def _best(self, log_q: Float[Tensor, "B N W"], width: int) -> Children:
+        best = log_q.topk(min(width, log_q.shape[2]), dim=-1)
+        tokens = best.indices if self._token_ids is None else self._token_ids[best.indices]
+        return Children(tokens, best.values)
 
     def _draft_ids(self, tokens: Int[Tensor, "B M"]) -> Int[Tensor, "B M"]:
         """Draft ids are the target ids in order."""

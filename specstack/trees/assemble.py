@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specstack.types import DraftTree
+from specstack.types import DraftLaw, DraftTree
 from specstack_kernels.ops import link_tree
 
 
@@ -26,6 +26,7 @@ def assemble_tree(
     max_depth: int,
     min_survival: float = 0.0,
     sources: Int[Tensor, "B S"] | None = None,
+    law: DraftLaw | None = None,
 ) -> DraftTree:
     """Put the root in front, pad to N and link. Host sync: none.
 
@@ -34,6 +35,7 @@ def assemble_tree(
         log_q: cumulative along the path; -inf marks dead drafts, which stand last.
         min_survival: less likely paths are dead, too; what continues them is less likely still.
         sources: as `DraftProposal.sources`, of the chosen drafts.
+        law: of the root and the chosen drafts, [B, S + 1, C].
     """
     price = math.log(min_survival) if min_survival > 0 else -math.inf
     is_live = (log_q > -torch.inf) & (log_q >= price)
@@ -56,4 +58,5 @@ def assemble_tree(
         log_q=node_log_q,
         num_nodes=num_nodes,
         sources=None if sources is None else pad(torch.where(is_live, sources, 0), padding),
+        law=None if law is None else law.padded(num_draft_tokens),
     )

@@ -28,6 +28,11 @@ class Star(TreePart):
     points: int = Field(4, ge=1, description="Drafts")
 
     @property
+    def max_depth(self) -> int:
+        """The centre is the root."""
+        return 1
+
+    @property
     def max_nodes(self) -> int:
         """The points."""
         return self.points
@@ -71,7 +76,7 @@ def test_its_mistakes_are_reported_like_any_other(install: Any) -> None:
 
 
 def test_without_the_package_its_kind_is_unknown() -> None:
-    with pytest.raises(SpecError, match="expected one of chain, best_first, found 'star'"):
+    with pytest.raises(SpecError, match=r"expected one of chain, static, beam, .*, found 'star'"):
         loads("version: 1\ntarget: org/m\ntree: star\n")
 
 

@@ -44,6 +44,12 @@ NOT_IN_THE_SCHEMA = {
     "types_table_without_rows": "rows may come from a parent",
     "types_head_not_a_checkpoint": "checked by code",
     "types_head_without_checkpoint": "it may come from a parent",
+    "types_typical_without_lossy": "it may come from a parent",
+    "types_paths_child_before_parent": "a relation between two paths",
+    "types_paths_twice": "a relation between two paths",
+    "types_paths_with_a_gap": "a relation between two paths",
+    "types_cost_not_rising": "a relation between two points",
+    "types_cost_without_plain_decoding": "checked by code",
 }
 
 

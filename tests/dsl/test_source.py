@@ -9,6 +9,7 @@ import pytest
 from specstack_dsl import SpecError, load, loads
 from specstack_dsl.source import MAX_BYTES
 
+UNPRICED = {"calibration": None, "cost": None}
 HEAD = "version: 1\ntarget: org/model\n"
 
 
@@ -112,7 +113,7 @@ class TestExtends:
         write(tmp_path, "p.yaml", HEAD + "tree: {kind: best_first, depth: 4, width: 2}\n")
         child = write(tmp_path, "c.yaml", "extends: p.yaml\nversion: 1\ntree: {depth: 6}\n")
         tree = load(child).tree
-        assert tree.options == {"depth": 6, "width": 2}
+        assert tree.options == {"depth": 6, "width": 2, **UNPRICED}
 
     def test_positions_name_the_file_that_a_value_came_from(self, tmp_path: Path) -> None:
         parent = write(tmp_path, "p.yaml", HEAD + "tree: {kind: chain, depth: 0}\n")
@@ -124,12 +125,12 @@ class TestExtends:
     def test_another_kind_drops_the_options_of_the_parent(self, tmp_path: Path) -> None:
         write(tmp_path, "p.yaml", HEAD + "tree: {kind: best_first, depth: 4, width: 2}\n")
         child = write(tmp_path, "c.yaml", "extends: p.yaml\ntree: chain\n")
-        assert load(child).tree.options == {"depth": 8}
+        assert load(child).tree.options == {"depth": 8, **UNPRICED}
 
     def test_the_same_kind_as_a_name_keeps_them(self, tmp_path: Path) -> None:
         write(tmp_path, "p.yaml", HEAD + "tree: {kind: chain, depth: 16}\n")
         child = write(tmp_path, "c.yaml", "extends: p.yaml\ntree: chain\n")
-        assert load(child).tree.options == {"depth": 16}
+        assert load(child).tree.options == {"depth": 16, **UNPRICED}
 
     def test_args_merge_and_lists_replace(self, tmp_path: Path) -> None:
         write(tmp_path, "p.yaml", HEAD + "engine: {args: {warmups: a, numa_node: [0, 1]}}\n")
@@ -160,7 +161,8 @@ class TestExtends:
 class TestOverrides:
     def test_one_value(self) -> None:
         assert loads(HEAD, overrides=["tree.depth=3", "tree.kind=chain"]).tree.options == {
-            "depth": 3
+            "depth": 3,
+            **UNPRICED,
         }
 
     def test_a_section_by_name(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import httpx
 import pytest
 import torch
 from harness import Serve
+from laws import same_law
 from safetensors.torch import load_file, save_file
 
 from specstack.cli import main
@@ -170,3 +172,62 @@ def test_two_ranks_draft_what_one_drafts(serve: Serve, folder: Path, answers: li
         outputs, accept_length = ask(url, answers, 4)
     assert outputs == [answer.output_ids for answer in answers]
     assert accept_length == pytest.approx(evaluated(spec, folder), abs=0.02)
+
+
+def drawn(folder: Path, tree: dict[str, Any], verify: str, checkpoint: Path) -> Path:
+    """A pipeline whose drafts are drawn at random."""
+    sections = json.loads(
+        pipeline(
+            folder, {"kind": "block", "checkpoint": str(checkpoint), "drafts": "drawn"}
+        ).read_text()
+    )
+    sections |= {"tree": tree, "verify": verify, "budget": {"kind": "fixed", "draft_budget": 3}}
+    path = folder / "drawn.yaml"
+    path.write_text(json.dumps(sections))
+    return path
+
+
+def sample(
+    url: str, prompt: tuple[int, ...], num: int, temperature: float, **custom: Any
+) -> tuple[Counter[tuple[int, ...]], int]:
+    """Joint counts of three tokens, and the rounds that they took."""
+    params = {"temperature": temperature, "max_new_tokens": 3, "ignore_eos": True}
+    body = {"input_ids": list(prompt), "sampling_params": {**params, "custom_params": custom}}
+
+    def one(_: int) -> dict[str, Any]:
+        reply = httpx.post(f"{url}/generate", json=body, timeout=120.0)
+        assert reply.status_code == 200, reply.text
+        found: dict[str, Any] = reply.json()
+        return found
+
+    with ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(one, range(num)))
+    rounds = sum(reply["meta_info"]["spec_verify_ct"] for reply in replies)
+    return Counter(tuple(reply["output_ids"]) for reply in replies), rounds
+
+
+@pytest.mark.parametrize(
+    ("tree", "verify"),
+    [
+        ({"kind": "chain", "depth": 3}, "block"),
+        ({"kind": "static", "paths": [[0], [1], [0, 0]]}, "rejection"),
+    ],
+    ids=["chain_block", "static_rejection"],
+)
+def test_drawn_drafts_leave_the_law_as_it_is(
+    serve: Serve, folder: Path, answers: list[Answer], tree: dict[str, Any], verify: str
+) -> None:
+    """Greedy outputs to the token; sampled ones as those of requests without drafts."""
+    spec = drawn(folder, tree, verify, train(folder, "block"))
+    prompt = answers[0].input_ids
+    assert prompt
+    with serve(spec) as url:
+        outputs, accept_length = ask(url, answers, 4)
+        speculated, rounds = sample(url, prompt, 700, 1.0)
+        plain, plain_rounds = sample(url, prompt, 700, 1.0, specstack={"speculate": False})
+        cooler, _ = sample(url, prompt, 700, 0.6, specstack={"speculate": False})
+    assert outputs == [answer.output_ids for answer in answers]
+    assert accept_length > 1.5
+    assert rounds < 0.9 * plain_rounds, "drafts were accepted"
+    assert same_law(speculated, plain) > 1e-3
+    assert same_law(speculated, cooler) < 1e-6, "control: another law is noticed"

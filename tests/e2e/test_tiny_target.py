@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 from harness import Serve
-from scipy.stats import chi2_contingency
+from laws import same_law
 
 from specstack_serving.lossless import PLAIN
 
@@ -95,15 +95,6 @@ def sampled(url: str, temperature: float, num: int = 1500) -> collections.Counte
         return collections.Counter(tuple(ids) for ids in outputs)
 
 
-def p_value(a: collections.Counter[Any], b: collections.Counter[Any]) -> float:
-    """Two-sample chi-square; rare outcomes are pooled."""
-    common = [key for key in a | b if a[key] + b[key] >= 16]
-    rows = [[c[key] for key in common] for c in (a, b)]
-    for row, counts in zip(rows, (a, b), strict=True):
-        row.append(counts.total() - sum(row) + 1)
-    return float(chi2_contingency(rows).pvalue)
-
-
 @pytest.fixture(scope="module")
 def plain_tiny(serve: Serve, tiny: Path) -> dict[str, Any]:
     with serve("quickstart_ngram.yaml", *overrides(tiny, *PLAIN)) as url:
@@ -140,14 +131,14 @@ def test_sampled_outputs_follow_the_same_law(
     plain_tiny: dict[str, Any], speculative_tiny: dict[str, Any]
 ) -> None:
     for plain in plain_tiny["sampled"]:
-        assert p_value(speculative_tiny["sampled"], plain) > 1e-3
+        assert same_law(speculative_tiny["sampled"], plain) > 1e-3
 
 
 def test_another_law_would_be_noticed(plain_tiny: dict[str, Any]) -> None:
     """Control: the same test on another temperature rejects; on plain against plain it does not."""
     first, second = plain_tiny["sampled"]
-    assert p_value(first, second) > 1e-3
-    assert p_value(first, plain_tiny["cooler"]) < 1e-6
+    assert same_law(first, second) > 1e-3
+    assert same_law(first, plain_tiny["cooler"]) < 1e-6
 
 
 def test_sampling_accepted_and_rejected_drafts(speculative_tiny: dict[str, Any]) -> None:

@@ -120,7 +120,10 @@ def slow_full_mask(seq_lens: list[int], tree: DraftTree) -> list[bool]:
 def test_the_full_mask_has_the_engines_layout(batch: int, nodes: int) -> None:
     tree = trees(batch, nodes)
     seq_lens = [0, 3, 1, 11][:batch]
-    mask = _full_mask(SimpleNamespace(seq_lens_cpu=torch.tensor(seq_lens)), tree.tree_mask)
+    mask = _full_mask(
+        SimpleNamespace(seq_lens=torch.tensor(seq_lens), seq_lens_cpu=torch.tensor(seq_lens)),
+        tree.tree_mask,
+    )
     live = torch.arange(nodes) < tree.num_nodes[:, None]
     rows = torch.cat([
         live[b, :, None].expand(nodes, length + nodes).reshape(-1)

@@ -57,7 +57,7 @@ class TestCheck:
     def test_a_wrong_text(self, capsys: Any, wrong: str) -> None:
         code, out, _ = run(capsys, "check", wrong)
         assert code == 2
-        assert out.startswith(f"{wrong}:3:7: tree.kind: expected one of chain, best_first")
+        assert out.startswith(f"{wrong}:3:7: tree.kind: expected one of chain, static")
 
     def test_a_contradiction_with_the_model(self, capsys: Any, mla: str) -> None:
         code, out, _ = run(capsys, "check", mla)
@@ -121,7 +121,7 @@ class TestExplain:
             r"^plan [0-9a-f]{12}$",
             r"nodes per verify step = drafts \+ 1: 1 2 4 8$",
             r"^ +tree\.depth +8 +\S*quickstart\.yaml:8",
-            r"^ +drafter\.max_depth +8 +derived: tree\.depth",
+            r"^ +drafter\.max_depth +8 +derived: the depth of the tree",
             r"^ +metrics\.prefix +specstack +default",
             r"^ +speculative_algorithm +SPECSTACK",
             r"^ +kv_per_token +45\.0 KiB",

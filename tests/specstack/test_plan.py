@@ -36,7 +36,7 @@ class TestParts:
             "max_depth": 6, "min_match": 2, "max_match": 16, "max_occurrences": 16,
             "shared_tokens": 0,
         }  # fmt: skip
-        assert made.tree.options == {"depth": 6, "width": None}
+        assert made.tree.options == {"depth": 6, "width": None, "calibration": None, "cost": None}
         assert made.verify.options == {}
         assert made.budget.options["rows"][0] == {
             "max_batch": 4,
@@ -47,7 +47,7 @@ class TestParts:
     def test_a_chain_with_a_fixed_budget(self) -> None:
         text = "tree: {kind: chain, depth: 4}\nbudget: {kind: fixed, draft_budget: 3}\n"
         made = plan(text + "verify: greedy\n")
-        assert made.tree.options == {"depth": 4}
+        assert made.tree.options == {"depth": 4, "calibration": None, "cost": None}
         assert made.budget.options == {"draft_budget": 3, "min_survival": 0.0}
         assert made.verify.implementation == "specstack.verify.greedy:GreedyRule"
 
@@ -152,7 +152,7 @@ class TestOrigins:
         assert made.origins["tree.kind"] == "f.yaml:3"
         assert made.origins["engine.port"] == "--set engine.port=1"
         assert made.origins["verify.kind"] == "default"
-        assert made.origins["drafter.max_depth"] == "derived: tree.depth"
+        assert made.origins["drafter.max_depth"] == "derived: the depth of the tree"
         assert made.origins["engine.device"] == "derived: no accelerator is visible"
 
     def test_a_stated_auto_is_derived(self) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from specstack import memory
 from specstack.bind import bind
-from specstack.explain import explain, flat_values
+from specstack.explain import _shown, explain, flat_values
 from specstack.facts import HostFacts, ModelFacts
 from specstack.head_rules import HEAD_RULES
 from specstack.head_sizes import head_parameters, kv_values_per_token
@@ -42,13 +42,16 @@ START = "version: 1\ntarget: org/m\n"
 TAPS = {"source": "hidden", "target_layers": (1, 3, 4)}
 BLOCK = tiny_config("block", TAPS, mask="bidirectional", block_size=4)
 LAST = tiny_config("autoregressive", {"source": "hidden", "target_layers": (1, 5)})
+MARKOV = tiny_config("block", TAPS, block_size=4, conditioning={"kind": "markov", "rank": 3})
+REFRESH = tiny_config("block", TAPS, block_size=4, conditioning={"kind": "refresh"})
 CHAIN = tiny_config("autoregressive", KV, draft_vocab_size=10)
 
 
 @pytest.fixture(autouse=True)
 def _heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, config in (("block", BLOCK), ("chain", CHAIN), ("last", LAST)):
+    heads = {"block": BLOCK, "chain": CHAIN, "last": LAST, "markov": MARKOV, "refresh": REFRESH}
+    for name, config in heads.items():
         write(name, config)
 
 
@@ -100,6 +103,26 @@ CASES: dict[str, tuple[str, dict[str, Any], str]] = {
         "drafter: {kind: autoregressive, checkpoint: ./chain}\nengine: {tp: 4}\n", {},
         "f.yaml:4:14: engine.tp: tp is 4, but the head ./chain reads the target's 2 KV heads, which"
         " do not divide by it: set tp to a divisor of 2",
+    ),
+    "marginals for a path-conditional tree": (
+        "drafter: {kind: block, checkpoint: ./block}\ntree: {kind: path_conditional, depth: 3}\n",
+        {},
+        "f.yaml:4:14: tree.kind: path_conditional needs a head with a corrector or a refresh pass,"
+        " but ./block has none: use best_first",
+    ),
+    "conditioning left out for a path-conditional tree": (
+        "drafter: {kind: block, checkpoint: ./markov, conditioning: none}\n"
+        "tree: {kind: path_conditional, depth: 3}\n",
+        {},
+        "f.yaml:4:14: tree.kind: path_conditional needs a head with a corrector or a refresh pass,"
+        " but ./markov leaves it out: use best_first, or remove drafter.conditioning",
+    ),
+    "drawn drafts of a second pass": (
+        "drafter: {kind: block, checkpoint: ./refresh, drafts: drawn}\n"
+        "tree: {kind: chain, depth: 3}\n",
+        {},
+        "f.yaml:3:55: drafter.drafts: the head ./refresh scores a tree in a second pass, which"
+        " drawn drafts cannot follow: set drafter.conditioning to none, or drafts to best",
     ),
     "no folder": (
         "drafter: {kind: block, checkpoint: ./nothing}\n", {},
@@ -156,7 +179,8 @@ class TestOptions:
     def test_of_a_block(self, tmp_path: Path) -> None:
         made = plan("drafter: {kind: block, checkpoint: ./block, mask: bidirectional}\n" + TREE)
         assert made.drafter.options == {
-            "checkpoint": str(tmp_path / "block"), "width": 2, "candidates": 64, "max_depth": 3,
+            "checkpoint": str(tmp_path / "block"), "candidates": 64, "max_depth": 3,
+            "search": {"width": 2}, "drafts": "best", "conditioned": True,
         }  # fmt: skip
         assert made.heads[0].config == BLOCK
         values = flat_values(made)
@@ -164,7 +188,48 @@ class TestOptions:
         assert values["drafter.draft_vocab"] == "all tokens"
         assert made.origins["drafter.mask"] == "f.yaml:3"
         assert made.origins["drafter.context"] == "derived: the checkpoint"
-        assert made.origins["drafter.width"] == "derived: tree.width"
+        assert made.origins["drafter.search"] == "derived: the tree"
+
+    def test_conditioning_none_leaves_out_what_a_head_has(self) -> None:
+        text = "drafter: {kind: block, checkpoint: ./markov%s}\n" + TREE
+        assert plan(text % "").drafter.options["conditioned"] is True
+        left_out = plan(text % ", conditioning: none")
+        assert left_out.drafter.options["conditioned"] is False
+        assert left_out.hash != plan(text % "").hash
+
+    @pytest.mark.parametrize(
+        ("tree", "search", "shown"),
+        [
+            ("{kind: chain, depth: 3}", {"width": 1}, "the best paths, width 1"),
+            ("{kind: best_first, depth: 3}", {"width": None}, "the best paths"),
+            (
+                "{kind: beam, depth: 3, width: 4}",
+                {"width": 4, "frontier": 4},
+                "the best paths, width 4, frontier 4",
+            ),
+            (
+                "{kind: expand, depth: 3}",
+                {"width": 7, "families": True},
+                "whole families of 7",
+            ),
+            ("{kind: static, paths: [[0]]}", {"paths": [[0]]}, "a shape of 1 nodes"),
+            (
+                "{kind: path_conditional, depth: 3, frontier: 8}",
+                {"width": None, "frontier": 8},
+                "the best paths, frontier 8",
+            ),
+        ],
+    )
+    def test_a_tree_says_what_a_head_expands(
+        self, tree: str, search: dict[str, Any], shown: str
+    ) -> None:
+        made = plan(f"drafter: {{kind: block, checkpoint: ./markov}}\ntree: {tree}\n")
+        assert made.drafter.options["search"] == search
+        assert _shown("drafter.search", search) == shown
+        assert set(flat_values(made)) == set(made.origins)
+        parts = bind(made)
+        assert parts.drafter is not None
+        assert parts.tree_builder.depth == (1 if "static" in tree else 3)
 
     def test_of_a_merge(self, tmp_path: Path) -> None:
         of = "[ngram, {kind: block, checkpoint: ./block},"

@@ -11,20 +11,27 @@ from importlib.metadata import EntryPoint, entry_points
 
 from specstack_dsl.parts.autoregressive import Autoregressive
 from specstack_dsl.parts.base import BudgetPart, DrafterPart, Part, Section, TreePart, VerifyPart
+from specstack_dsl.parts.beam import Beam
 from specstack_dsl.parts.best_first import BestFirst
 from specstack_dsl.parts.block import Block
+from specstack_dsl.parts.block_verification import BlockVerification
 from specstack_dsl.parts.chain import Chain
 from specstack_dsl.parts.engine import Engine
+from specstack_dsl.parts.expand import Expand
 from specstack_dsl.parts.fixed import Fixed
 from specstack_dsl.parts.greedy import Greedy
 from specstack_dsl.parts.head import HeadPart
 from specstack_dsl.parts.merge import Merge
 from specstack_dsl.parts.metrics import Metrics
 from specstack_dsl.parts.ngram import Ngram
+from specstack_dsl.parts.path_conditional import PathConditional
 from specstack_dsl.parts.plain import NoDrafter
+from specstack_dsl.parts.rejection import Rejection
 from specstack_dsl.parts.sample_and_walk import SampleAndWalk
+from specstack_dsl.parts.static import Static
 from specstack_dsl.parts.table import Row, Table
 from specstack_dsl.parts.target import Target
+from specstack_dsl.parts.typical import Typical
 
 __all__ = [
     "BUILT_IN",
@@ -70,9 +77,16 @@ BUILT_IN: tuple[type[Part], ...] = (
     Merge,
     NoDrafter,
     Chain,
+    Static,
+    Beam,
+    Expand,
     BestFirst,
+    PathConditional,
     Greedy,
     SampleAndWalk,
+    Rejection,
+    BlockVerification,
+    Typical,
     Fixed,
     Table,
 )

@@ -62,6 +62,11 @@ class Part(Section):
         """Keyword arguments of the implementation, as plain data."""
         return self.model_dump(mode="json")
 
+    @property
+    def provided(self) -> frozenset[str]:
+        """What these options let later sections rely on."""
+        return self.provides
+
 
 class DrafterPart(Part):
     """What proposes tokens."""
@@ -78,7 +83,19 @@ class TreePart(Part):
     """What chooses the nodes that the target verifies."""
 
     section = "tree"
-    depth: int
+
+    @property
+    @abstractmethod
+    def max_depth(self) -> int:
+        """Deepest node of any tree."""
+
+    @property
+    def search(self) -> dict[str, Any]:
+        """Which paths a head expands for it, `specstack.drafters.search.make_search`'s arguments.
+
+        Empty: the best ones, as many as the budget.
+        """
+        return {}
 
     @property
     @abstractmethod

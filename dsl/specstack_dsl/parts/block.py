@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -24,8 +24,15 @@ class Block(HeadPart):
         None, description="Who sees whom in a block; checked against the checkpoint"
     )
     conditioning: Literal["none", "markov", "gru", "refresh"] | None = Field(
-        None, description="How a branch depends on its tokens; checked against the checkpoint"
+        None,
+        description="How a branch depends on its tokens; checked against the checkpoint, except"
+        " none, which leaves out what it has",
     )
     block_size: int | None = Field(
         None, ge=2, description="Slots, anchor included; checked against the checkpoint"
     )
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Whether the checkpoint's conditioning is used."""
+        return {**super().options, "conditioned": self.conditioning != "none"}

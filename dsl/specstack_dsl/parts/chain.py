@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Any
 
-from specstack_dsl.parts.base import TreePart
+from specstack_dsl.parts.tree_options import DeepTree
 
 
-class Chain(TreePart):
+class Chain(DeepTree):
     """Options of the chain."""
 
     kind = "chain"
     summary = "One path: the best candidate at every depth."
     implementation = "specstack.trees.chain:ChainBuilder"
     needs = frozenset({"drafts"})
-    provides = frozenset({"paths"})
+    provides = frozenset({"paths", "chain", "fixed_shape"})
 
-    depth: int = Field(8, ge=1, le=256, description="Drafts on the path")
+    @property
+    def search(self) -> dict[str, Any]:
+        """One child per node."""
+        return {"width": 1}
 
     @property
     def max_nodes(self) -> int:

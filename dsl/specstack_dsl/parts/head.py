@@ -18,7 +18,7 @@ class HeadPart(DrafterPart):
     """Options of a drafter with a checkpoint."""
 
     needs = frozenset({"target_features"})
-    provides = frozenset({"drafts"})
+    provides = frozenset({"drafts", "path_scores"})
     statements: ClassVar[tuple[str, ...]] = ("context", "draft_vocab")
     """Options that state what the checkpoint is."""
 
@@ -28,12 +28,20 @@ class HeadPart(DrafterPart):
     width: int | None = Field(
         None, ge=1, le=256, description="Most children proposed per node; left out: the tree's"
     )
+    drafts: Literal["best", "drawn"] = Field(
+        "best", description="The most probable ones, or drawn at random, for rejection and block"
+    )
     context: Literal["hidden", "kv", "hybrid"] | None = Field(
         None, description="What the head reads of the target; checked against the checkpoint"
     )
     draft_vocab: int | None = Field(
         None, ge=1, description="Tokens that can be drafted; checked against the checkpoint"
     )
+
+    @property
+    def provided(self) -> frozenset[str]:
+        """Drawn drafts come with the law that they were drawn from."""
+        return self.provides | ({"draft_law"} if self.drafts == "drawn" else set())
 
     @property
     def options(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ class Merge(DrafterPart):
     kind = "merge"
     summary = "The candidates of several drafters in one tree; duplicates count once."
     implementation = "specstack.drafters.merge:MergeDrafter"
-    provides = frozenset({"drafts"})
+    provides = frozenset({"drafts", "path_scores"})
     nested = "of"
 
     of: Annotated[tuple[SerializeAsAny[DrafterPart], ...], Field(strict=False)] = Field(

@@ -14,7 +14,7 @@ class Ngram(DrafterPart):
     summary = "Continues as the text did before: no draft model, no training, any target."
     implementation = "specstack.drafters.ngram:NgramDrafter"
     needs = frozenset({"tokens"})
-    provides = frozenset({"drafts"})
+    provides = frozenset({"drafts", "path_scores"})
 
     min_match: int = Field(2, ge=1, le=64, description="Fewest last tokens that must recur")
     max_match: int = Field(16, ge=1, le=64, description="Most last tokens that are looked up")

@@ -17,6 +17,7 @@ D hidden size, G KV heads, C head size, R rank, V vocabulary, W draft vocabulary
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -27,7 +28,7 @@ from specstack.models.heads.base import DraftHead, normal_parameter, start_modul
 from specstack.models.heads.conditioning import make_corrector
 from specstack.models.heads.config import HeadConfig
 from specstack.models.heads.features import TargetFeatures
-from specstack.models.heads.layers import DraftLayer, LayerKV
+from specstack.models.heads.layers import DraftLayer, LayerKV, PagedKV
 from specstack.models.heads.sources import KvSum, TapFusion, target_views
 from specstack.models.heads.tables import TargetTables
 from specstack.models.heads.vocabulary import DraftVocabulary
@@ -91,7 +92,7 @@ class BlockHead(DraftHead):
         self,
         tokens: Int[Tensor, "B Q"],
         positions: Int[Tensor, "B Q"],
-        context: list[LayerKV],
+        context: Sequence[LayerKV | PagedKV],
         mask: Bool[Tensor, "B Q P+Q"],
         seed: Float[Tensor, "B Q D"] | None = None,
     ) -> Float[Tensor, "B Q D"]:
@@ -99,7 +100,7 @@ class BlockHead(DraftHead):
 
         Args:
             tokens: target ids; negative where the token is not known, -k in slot k.
-            context: of `context`, [B P G C].
+            context: of `context`, [B P G C], or where a pool keeps it (P = 0 then).
             seed: of `fuse`, of the token before each slot's anchor; for seeded slots only.
         """
         if (seed is not None) != self.is_seeded:

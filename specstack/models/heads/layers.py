@@ -1,7 +1,8 @@
 """What both forms of heads are built of: the target's own kind of transformer layer.
 
-Letters: B sequences, Q queries, K keys, *T token axes, D hidden size, H query heads, G KV heads,
-C head size. Module names are Hugging Face's, so that a layer starts from a target's state dict.
+Letters: B sequences, Q queries, K keys, L committed tokens (padded), S rows of a pool, *T token
+axes, D hidden size, H query heads, G KV heads, C head size. Module names are Hugging Face's, so
+that a layer starts from a target's state dict.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specstack.models.heads.config import HeadConfig, TargetShape
 from specstack.models.heads.rotary import Rotation
+from specstack_kernels.ops import draft_attention
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,18 @@ class LayerKV:
     def heads(self, start: int, end: int) -> LayerKV:
         """Some of the heads."""
         return LayerKV(self.keys[..., start:end, :], self.values[..., start:end, :])
+
+
+@dataclass(frozen=True)
+class PagedKV:
+    """Keys and values of committed tokens where a pool keeps them: all are seen by every query."""
+
+    keys: Float[Tensor, "S G C"]
+    """All rows of the pool in one layer."""
+    values: Float[Tensor, "S G C"]
+    kv_slots: Int[Tensor, "B L"]
+    """Rows of each sequence; beyond its length: any."""
+    seq_lens: Int[Tensor, " B"]
 
 
 def join(*parts: LayerKV | None, dim: int = 1) -> LayerKV:
@@ -89,14 +103,23 @@ class Attention(nn.Module):
         self,
         x: Float[Tensor, "B Q D"],
         rotation: Rotation,
-        seen: LayerKV | None,
+        seen: LayerKV | PagedKV | None,
         mask: Bool[Tensor, "B Q K"],
     ) -> tuple[Float[Tensor, "B Q D"], LayerKV]:
-        """Attend what was seen before, then each other; return the output and own KV."""
+        """Attend what was seen before, then each other; return the output and own KV.
+
+        Args:
+            mask: columns of what was seen and of each other; paged KV has none.
+        """
         own = self.key_value(x, rotation)
-        known = join(seen, own)
         queries = rotation.apply(self.q_norm(self._split(self.q_proj(x))))
-        return self.o_proj(attend(queries, known.keys, known.values, mask)), own
+        if isinstance(seen, PagedKV):
+            pool = seen.keys, seen.values, seen.kv_slots, seen.seq_lens
+            attended = draft_attention(queries, *pool, own.keys, own.values, mask).flatten(-2)
+        else:
+            known = join(seen, own)
+            attended = attend(queries, known.keys, known.values, mask)
+        return self.o_proj(attended), own
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim))
@@ -130,7 +153,7 @@ class DraftLayer(nn.Module):
         self,
         x: Float[Tensor, "B Q D"],
         rotation: Rotation,
-        context: LayerKV | None,
+        context: LayerKV | PagedKV | None,
         prefix: LayerKV | None,
         mask: Bool[Tensor, "B Q K"],
         self_mask: Bool[Tensor, "B Q K"] | None,
@@ -138,11 +161,14 @@ class DraftLayer(nn.Module):
         """Return the output and own KV.
 
         Args:
-            context: KV derived from target features, first in the order of `mask`'s columns.
+            context: KV derived from target features, first in the order of `mask`'s columns;
+                paged KV has none there, and no prefix beside it.
             prefix: own KV of earlier inputs, next in that order; this call's inputs come last.
             self_mask: only for layers that attend twice (`sources.GatedLayer`); None here.
         """
-        seen = join(context, prefix) if context or prefix else None
+        seen = context
+        if not isinstance(seen, PagedKV) and prefix is not None:
+            seen = join(seen, prefix)
         attended, own = self.self_attn(self.input_layernorm(x), rotation, seen, mask)
         return self.after_attention(x, attended), own
 

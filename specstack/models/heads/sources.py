@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from specstack.models.heads.config import HeadConfig
 from specstack.models.heads.features import TargetFeatures
-from specstack.models.heads.layers import Attention, DraftLayer, LayerKV, join
+from specstack.models.heads.layers import Attention, DraftLayer, LayerKV, PagedKV, join
 from specstack.models.heads.rotary import Rotation
 
 GATE_BIAS = 3.0
@@ -147,7 +147,7 @@ class GatedLayer(DraftLayer):
         self,
         x: Float[Tensor, "B Q D"],
         rotation: Rotation,
-        context: LayerKV | None,
+        context: LayerKV | PagedKV | None,
         prefix: LayerKV | None,
         mask: Bool[Tensor, "B Q K"],
         self_mask: Bool[Tensor, "B Q K"] | None,
@@ -155,6 +155,7 @@ class GatedLayer(DraftLayer):
         """As `DraftLayer`; `self_mask` covers prefix and inputs, `mask` the context before them."""
         if self_mask is None:
             raise ValueError("a gated_delta head needs self_mask beside mask")
+        assert not isinstance(context, PagedKV), "autoregressive heads gather their context"
         middle, normed = self.num_kv_heads, self.input_layernorm(x)
         earlier = prefix and prefix.heads(0, middle)
         attended, own = self.self_attn(normed, rotation, earlier, self_mask)
