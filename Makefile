@@ -39,6 +39,7 @@ lint: install
 	$(BIN)/lint-imports
 
 test: lint
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/kernels/triton
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 clean:

@@ -12,6 +12,7 @@ from specstack.locate import locate_target
 from specstack.plan import HeadPlan, PartPlan, Plan, sglang_args
 from specstack_dsl import Pipeline
 from specstack_dsl.engine_args import PER_REQUEST_LIMITS, REFUSED_WITH_DRAFTS
+from specstack_kernels.choices import implementations
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -28,6 +29,8 @@ class Explanation:
     memory_bytes: dict[str, int | None]
     unsupported: dict[str, str]
     """Feature -> why it does not work with this plan."""
+    kernels: dict[str, str]
+    """Op of a round -> what runs it on the plan's device."""
 
     def as_data(self) -> dict[str, Any]:
         """The form of `--format json`."""
@@ -43,6 +46,7 @@ class Explanation:
             "shapes": plan.shapes.model_dump(mode="json"),
             "memory_bytes": self.memory_bytes,
             "unsupported": self.unsupported,
+            "kernels": self.kernels,
             "warnings": list(plan.warnings),
         }
 
@@ -120,6 +124,7 @@ def explain(pipeline: Pipeline, plan: Plan) -> Explanation:
             **_draft_memory(plan),
         },
         unsupported=_unsupported(plan),
+        kernels=implementations(plan.engine.device) if plan.speculates else {},
     )
 
 
@@ -206,6 +211,12 @@ def show(explanation: Explanation, console: Console) -> None:
     for name, size in explanation.memory_bytes.items():
         sizes.add_row(name, _size(size))
     tables = [values, sglang, sizes]
+    if explanation.kernels:
+        kernels = table("Kernels", "implementation", "ops")
+        for name in sorted(set(explanation.kernels.values()), reverse=True):
+            ops = [op for op, chosen in explanation.kernels.items() if chosen == name]
+            kernels.add_row(name, ", ".join(ops))
+        tables.append(kernels)
     if explanation.unsupported:
         limits = table("Not with this plan", "feature", "why")
         for feature, reason in explanation.unsupported.items():

@@ -9,7 +9,9 @@ from __future__ import annotations
 TORCH, TRITON = "torch", "triton"
 
 GPU_KERNELS = (
+    "accept_block",
     "accept_greedy",
+    "accept_rejection",
     "best_nodes",
     "best_prefixes",
     "context_kv",
@@ -26,14 +28,7 @@ GPU_KERNELS = (
     "top_tokens",
 )
 """Ops with a Triton kernel."""
-TORCH_ONLY = (
-    "accumulate_log_q",
-    "accept_block",
-    "accept_rejection",
-    "accept_typical",
-    "filter_probs",
-    "invert_cdf",
-)
+TORCH_ONLY = ("accept_typical", "accumulate_log_q", "invert_cdf")
 """Ops without one."""
 
 

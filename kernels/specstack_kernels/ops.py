@@ -15,9 +15,9 @@ from torch import Tensor
 
 from specstack_kernels.choices import GPU_KERNELS
 from specstack_kernels.reference.pack_bits import count_mask_bytes
-from specstack_kernels.torch_ops.accept_block import accept_block
+from specstack_kernels.torch_ops.accept_block import accept_block as _accept_block
 from specstack_kernels.torch_ops.accept_greedy import accept_greedy as _accept_greedy
-from specstack_kernels.torch_ops.accept_rejection import accept_rejection
+from specstack_kernels.torch_ops.accept_rejection import accept_rejection as _accept_rejection
 from specstack_kernels.torch_ops.accept_typical import accept_typical
 from specstack_kernels.torch_ops.best_nodes import accumulate_log_q
 from specstack_kernels.torch_ops.best_nodes import best_nodes as _best_nodes
@@ -69,7 +69,9 @@ def _by_device(torch_form: Callable[P, R]) -> Callable[P, R]:
     return op
 
 
+accept_block = _by_device(_accept_block)
 accept_greedy = _by_device(_accept_greedy)
+accept_rejection = _by_device(_accept_rejection)
 best_nodes = _by_device(_best_nodes)
 best_prefixes = _by_device(_best_prefixes)
 context_kv = _by_device(_context_kv)

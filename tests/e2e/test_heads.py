@@ -223,9 +223,9 @@ def test_drawn_drafts_leave_the_law_as_it_is(
     assert prompt
     with serve(spec) as url:
         outputs, accept_length = ask(url, answers, 4)
-        speculated, rounds = sample(url, prompt, 700, 1.0)
-        plain, plain_rounds = sample(url, prompt, 700, 1.0, specstack={"speculate": False})
-        cooler, _ = sample(url, prompt, 700, 0.6, specstack={"speculate": False})
+        speculated, rounds = sample(url, prompt, 500, 1.0)
+        plain, plain_rounds = sample(url, prompt, 500, 1.0, specstack={"speculate": False})
+        cooler, _ = sample(url, prompt, 500, 0.6, specstack={"speculate": False})
     assert outputs == [answer.output_ids for answer in answers]
     assert accept_length > 1.5
     assert rounds < 0.9 * plain_rounds, "drafts were accepted"

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from specstack_kernels.aot import AotCase
 from specstack_kernels.triton.filter_probs import is_kept, load_weights
-from specstack_kernels.triton.sample_and_walk import _draw
+from specstack_kernels.triton.sample_and_walk import draw
 
 LAST_UNIFORM = tl.constexpr(1.0 - 2.0**-53)
 MAX_PAIRS = 4096
@@ -85,9 +85,9 @@ def draw_left(
             sums += load_weights(out, column, vocab, 0.0, 1.0, False).to(tl.float64)
         total = tl.sum(sums)
     if total > 0:
-        token = _draw(out, vocab, 0.0, 1.0, 0, -1, uniform * total, BLOCK, False)
+        token = draw(out, vocab, 0.0, 1.0, 0, -1, uniform * total, BLOCK, False)
     else:
-        token = _draw(row, vocab, largest, scale, cut, last_tied, uniform * mass, BLOCK, True)
+        token = draw(row, vocab, largest, scale, cut, last_tied, uniform * mass, BLOCK, True)
     return token
 
 

@@ -27,7 +27,7 @@ from specstack_kernels.types import Walk
 
 
 @triton.jit
-def _draw(
+def draw(
     row, vocab, largest, scale, cut, last_tied, target, BLOCK: tl.constexpr, IS_LOGITS: tl.constexpr
 ):
     """The first survivor whose cumulative weight exceeds `target`, else the last survivor."""
@@ -101,7 +101,7 @@ def _sample_and_walk_kernel(
             cut, last_tied, mass = find_kept(row, vocab, largest, scale, k, p, floor, BLOCK)
             uniform = tl.load(uniforms + request * uniform_stride + length).to(tl.float64)
             target = uniform * mass
-            token = _draw(row, vocab, largest, scale, cut, last_tied, target, BLOCK, True)
+            token = draw(row, vocab, largest, scale, cut, last_tied, target, BLOCK, True)
         tl.store(accept_index + out + length, at.to(tl.int64))
         tl.store(emitted + out + length, token.to(tl.int64))
         length += 1
@@ -189,7 +189,7 @@ def _invert_cdf_kernel(
         total += load_weights(row, column, vocab, 0.0, 1.0, False).to(tl.float64)
     target = tl.load(uniforms + request * uniform_stride).to(tl.float64) * tl.sum(total)
     # Nothing is cut: all that is above the bits of 0.
-    token = _draw(row, vocab, 0.0, 1.0, 0, -1, target, BLOCK, False)
+    token = draw(row, vocab, 0.0, 1.0, 0, -1, target, BLOCK, False)
     tl.store(tokens + request, token.to(tl.int64))
 
 
