@@ -7,7 +7,7 @@ from functools import partial
 from itertools import product
 
 import torch
-from harness import QWEN3_8B, BenchCase, sizes
+from harness import QWEN3_8B, BenchCase, Lazy, Rival, sizes
 from walked_tree import CHAIN, WalkedTree, sglang_arguments, walked_tree
 
 from specstack_kernels import ops
@@ -20,9 +20,9 @@ MAX_ROWS = 1024
 def cases(device: torch.device) -> Iterator[BenchCase]:
     """Every request accepts CHAIN drafts."""
     batches, nodes, _ = sizes(device)
-    for batch, num_nodes in product(batches, nodes):
-        if batch * num_nodes <= MAX_ROWS:
-            yield _argmax(batch * num_nodes, device)
+    for rows in sorted({batch * num_nodes for batch, num_nodes in product(batches, nodes)}):
+        if rows <= MAX_ROWS:
+            yield _argmax(rows, device)
     for batch, num_nodes in product(batches, nodes):
         yield _walk(batch, num_nodes, device)
 
@@ -41,9 +41,9 @@ def _argmax(rows: int, device: torch.device) -> BenchCase:
 def _walk(batch: int, nodes: int, device: torch.device) -> BenchCase:
     tree = walked_tree(batch, nodes, device)
     predict = tree.draft_tokens + 1  # of a node in the chain: the next one
-    rivals = {"torch": partial(torch_form, *tree, predict, max_depth=CHAIN)}
+    rivals: dict[str, Rival] = {"torch": partial(torch_form, *tree, predict, max_depth=CHAIN)}
     if device.type == "cuda":
-        rivals["sglang"] = _sglang(tree, predict)
+        rivals["sglang"] = Lazy(partial(_sglang, tree, predict))
     return BenchCase(
         op="accept_greedy",
         shape=f"B{batch} N{nodes} K{CHAIN + 1}",

@@ -12,7 +12,7 @@ from itertools import product
 
 import torch
 from drawn_chain import ALL, CANDIDATES, DRAFTS, FILTERS, DrawnChain, drawn_chain, settings
-from harness import BenchCase, sizes
+from harness import BenchCase, Lazy, Rival, sizes
 
 from specstack_kernels import ops
 from specstack_kernels.torch_ops.accept_rejection import accept_rejection as torch_form
@@ -30,11 +30,9 @@ def cases(device: torch.device) -> Iterator[BenchCase]:
                 "max_children": 1,
                 "use_top_k_top_p": FILTERS[filters] != (ALL, 1.0),
             }
-            rivals: dict[str, Callable[[], object]] = {
-                "torch": partial(torch_form, *inputs, **limits)
-            }
+            rivals: dict[str, Rival] = {"torch": partial(torch_form, *inputs, **limits)}
             if device.type == "cuda" and visits > 1:
-                rivals["flashinfer, without filters"] = _flashinfer(chain)
+                rivals["flashinfer, without filters"] = Lazy(partial(_flashinfer, chain))
             row = chain.logits.shape[1] * chain.logits.itemsize
             law = chain.law_tokens[0, 0].nbytes + chain.law_probs[0, 0].nbytes
             yield BenchCase(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-from harness import BenchCase, median_ms, sizes
+from harness import BenchCase, measure, sizes
 
 from specstack_kernels import ops
 from specstack_kernels.reference.best_prefixes import best_prefixes as heap
@@ -53,7 +53,7 @@ def main() -> None:
         for batch in HEAP_BATCHES:
             for drafts in HEAP_DRAFTS:
                 one = case(batch, depths, drafts, cpu)
-                times = median_ms(one.rivals["heap"], cpu), median_ms(one.run, cpu)
+                times = [measure(call, cpu).ms for call in (*one.rivals.values(), one.run)]
                 print(f"| {one.shape} | {times[0]:.2f} | {times[1]:.2f} |")
 
 

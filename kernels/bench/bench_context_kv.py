@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from harness import QWEN3_8B, BenchCase, sizes
+from harness import QWEN3_8B, BenchCase, Lazy, Rival, sizes
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm
 
@@ -44,17 +44,16 @@ def _case(num_tokens: int, layers: int, device: torch.device) -> BenchCase:
         )
     )
     written = 2 * num_tokens * layers * heads * head_dim * dtype.itemsize
-    rivals: dict[str, Callable[[], object]] = {
-        "torch": partial(torch_form, *inputs, *rows, eps=EPS)
-    }
+    rivals: dict[str, Rival] = {"torch": partial(torch_form, *inputs, *rows, eps=EPS)}
     if device.type == "cuda":
-        rivals["sglang, input norm apart"] = _sglang(inputs, rows)
+        rivals["sglang, input norm apart"] = Lazy(partial(_sglang, inputs, rows))
     return BenchCase(
         op="context_kv",
         shape=f"T{num_tokens} n{layers} D{hidden} G{heads} C{head_dim}",
         run=partial(ops.context_kv, *inputs, *rows, eps=EPS),
         num_bytes=written + sum(x.nbytes for x in (*inputs, *rows[:4])),
         rivals=rivals,
+        num_flops=4 * num_tokens * hidden * layers * heads * head_dim,
     )
 
 

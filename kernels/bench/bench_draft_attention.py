@@ -12,7 +12,7 @@ from functools import partial
 from itertools import product
 
 import torch
-from harness import QWEN3_8B, BenchCase, sizes
+from harness import QWEN3_8B, BenchCase, Lazy, Rival, sizes
 from torch import Tensor
 
 from specstack_kernels import ops
@@ -89,12 +89,12 @@ def cases(device: torch.device) -> Iterator[BenchCase]:
         if batch * context > MAX_CONTEXT:
             continue
         inputs, own = make_inputs(batch, nodes, context, device)
-        rivals: dict[str, Callable[[], object]] = {}
+        rivals: dict[str, Rival] = {}
         if batch * context <= MAX_GATHERED:
             rivals["torch"] = partial(torch_form, *inputs)
         if device.type == "cuda":
-            rivals["flashinfer fa2"] = flashinfer_run(inputs, own)
-            rivals["sglang triton"] = sglang_run(inputs)
+            rivals["flashinfer fa2"] = Lazy(partial(flashinfer_run, inputs, own))
+            rivals["sglang triton"] = Lazy(partial(sglang_run, inputs))
         attended = 2 * inputs.keys.nbytes * (context + nodes) // nodes
         rest = 2 * inputs.queries.nbytes + inputs.kv_slots.nbytes + inputs.mask.nbytes
         yield BenchCase(
@@ -103,4 +103,5 @@ def cases(device: torch.device) -> Iterator[BenchCase]:
             run=partial(ops.draft_attention, *inputs),
             num_bytes=attended + rest,
             rivals=rivals,
+            num_flops=4 * inputs.queries.numel() * (context + nodes),
         )

@@ -37,17 +37,12 @@ def _filter(logits: torch.Tensor, filters: str) -> BenchCase:
         )
     )
     use = {"use_top_k_top_p": (top_k, top_p) != (ALL, 1.0)}
-    rivals = {"torch": partial(torch_filter, logits, *sampling, **use)}
-    if logits.is_cuda:
-        from specstack_kernels.triton.filter_probs import filter_probs as triton_filter
-
-        rivals["triton"] = partial(triton_filter, logits, *sampling, **use)
     return BenchCase(
         op="filter_probs",
         shape=f"B{len(logits)} V{logits.shape[1]}, {filters}",
         run=partial(ops.filter_probs, logits, *sampling, **use),
         num_bytes=2 * logits.nbytes,
-        rivals=rivals,
+        rivals={"torch": partial(torch_filter, logits, *sampling, **use)},
     )
 
 

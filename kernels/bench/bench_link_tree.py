@@ -7,7 +7,7 @@ from functools import partial
 from itertools import product
 
 import torch
-from harness import BenchCase, sizes
+from harness import BenchCase, Lazy, Rival, sizes
 from torch import Tensor
 
 from specstack_kernels import ops
@@ -24,9 +24,9 @@ def cases(device: torch.device) -> Iterator[BenchCase]:
     for batch, num_nodes in product(batches, nodes):
         _, parents, live, depth = random_tree(1, num_nodes, VOCAB, 0)
         inputs = (parents.repeat(batch, 1).to(device), live.repeat(batch).to(device))
-        rivals = {"torch": partial(torch_form, *inputs, max_depth=depth)}
+        rivals: dict[str, Rival] = {"torch": partial(torch_form, *inputs, max_depth=depth)}
         if device.type == "cuda":
-            rivals["sglang"] = _sglang(inputs[0], depth)
+            rivals["sglang"] = Lazy(partial(_sglang, inputs[0], depth))
         yield BenchCase(
             op="link_tree",
             shape=f"B{batch} N{num_nodes} depth {depth}",

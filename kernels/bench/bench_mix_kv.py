@@ -41,4 +41,5 @@ def _case(num_tokens: int, is_derotated: bool, device: torch.device) -> BenchCas
         run=partial(ops.mix_kv, *inputs, *rows, is_derotated=is_derotated),
         num_bytes=written + sum(x.nbytes for x in (*inputs, *rows[:4])),
         rivals={"torch": partial(torch_form, *inputs, *rows, is_derotated=is_derotated)},
+        num_flops=4 * num_tokens * mixes[0].numel(),
     )

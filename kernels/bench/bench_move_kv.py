@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 import torch
-from harness import QWEN3_8B, BenchCase, sizes
+from harness import QWEN3_8B, BenchCase, Lazy, Rival, sizes
 from torch import Tensor
 
 from specstack_kernels import ops
@@ -30,15 +30,12 @@ def _case(paths: RandomPaths, device: torch.device) -> BenchCase:
     window, accept_index = paths.window.to(device), paths.accept_index.to(device)
     is_move = paths.accept_index > torch.arange(WIDTH)
     layers = QWEN3_8B["layers"] if device.type == "cuda" else CPU_LAYERS
-    rivals: dict[str, Callable[[], object]] = {}
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    shape = (paths.num_slots, QWEN3_8B["kv_heads"], QWEN3_8B["head_dim"])
+    pools = [torch.randn(shape, device=device, dtype=dtype) for _ in range(2 * layers)]
+    rivals: dict[str, Rival] = {"torch": partial(torch_form, pools, window, accept_index)}
     if device.type == "cuda":
-        pool = _sglang_pool(paths.num_slots, layers)
-        pools = [*pool.k_buffer, *pool.v_buffer]
-        rivals["sglang"] = partial(_sglang_move, pool, window, accept_index)
-    else:
-        shape = (paths.num_slots, QWEN3_8B["kv_heads"], QWEN3_8B["head_dim"])
-        pools = [torch.randn(shape) for _ in range(2 * layers)]
-    rivals["torch"] = partial(torch_form, pools, window, accept_index)
+        rivals["sglang"] = Lazy(partial(_sglang, paths.num_slots, layers, window, accept_index))
     rows = int(is_move.sum())
     return BenchCase(
         op="move_kv",
@@ -49,10 +46,12 @@ def _case(paths: RandomPaths, device: torch.device) -> BenchCase:
     )
 
 
-def _sglang_pool(num_slots: int, layers: int) -> Any:
+def _sglang(
+    num_slots: int, layers: int, window: Tensor, accept_index: Tensor
+) -> Callable[[], object]:
     from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
-    return MHATokenToKVPool(
+    pool = MHATokenToKVPool(
         size=num_slots,
         page_size=1,
         dtype=torch.bfloat16,
@@ -63,6 +62,7 @@ def _sglang_pool(num_slots: int, layers: int) -> Any:
         enable_memory_saver=False,
         enable_kv_cache_copy=True,
     )
+    return partial(_sglang_move, pool, window, accept_index)
 
 
 def _sglang_move(pool: Any, window: Tensor, accept_index: Tensor) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from harness import BenchCase, sizes
+from harness import BenchCase, Lazy, Rival, sizes
+from torch import Tensor
 
 from specstack_kernels import ops
 from specstack_kernels.reference.pack_bits import count_mask_bytes
@@ -31,15 +32,9 @@ def _case(batch: int, nodes: int, context: int, device: torch.device) -> BenchCa
     full = torch.ones(batch * flags_of_request, dtype=torch.bool, device=device)
     offsets = torch.arange(batch + 1, device=device) * flags_of_request
     num_bytes = count_mask_bytes([context] * batch, nodes)
-    rivals: dict[str, Callable[[], object]] = {
-        "torch": partial(torch_form, full, offsets, num_bytes=num_bytes)
-    }
+    rivals: dict[str, Rival] = {"torch": partial(torch_form, full, offsets, num_bytes=num_bytes)}
     if device.type == "cuda":
-        from flashinfer.quantization import segment_packbits
-
-        rivals["flashinfer segment_packbits"] = partial(
-            segment_packbits, full, offsets, bitorder="little"
-        )
+        rivals["flashinfer segment_packbits"] = Lazy(partial(_flashinfer, full, offsets))
     return BenchCase(
         op="pack_bits",
         shape=f"B{batch} N{nodes} L{context}",
@@ -47,3 +42,9 @@ def _case(batch: int, nodes: int, context: int, device: torch.device) -> BenchCa
         num_bytes=len(full) + num_bytes + 16 * (batch + 1),
         rivals=rivals,
     )
+
+
+def _flashinfer(full: Tensor, offsets: Tensor) -> Callable[[], object]:
+    from flashinfer.quantization import segment_packbits
+
+    return partial(segment_packbits, full, offsets, bitorder="little")

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import product
 
 import torch
-from harness import QWEN3_8B, BenchCase, sizes
+from harness import QWEN3_8B, BenchCase, Lazy, Rival, sizes
 from torch import Tensor
 from walked_tree import CHAIN, WalkedTree, sglang_arguments, walked_tree
 
@@ -45,10 +45,11 @@ def _case(batch: int, nodes: int, depth: int, filters: str, device: torch.device
     uniforms = torch.full((batch, CHAIN + 1), 0.5, device=device)
     inputs = (*tree, logits, rows, *sampling, uniforms)
     limits = {"max_depth": depth, "use_top_k_top_p": (top_k, top_p) != (ALL, 1.0)}
-    rivals = {"torch": partial(torch_form, *inputs, **limits)}
+    rivals: dict[str, Rival] = {"torch": partial(torch_form, *inputs, **limits)}
     if device.type == "cuda" and depth == CHAIN and batch * nodes <= MAX_ROWS:
-        node_logits = logits[rows].flatten(0, 1)
-        rivals["sglang, all nodes"] = _sglang(tree, node_logits, sampling, FILTERS[filters])
+        rivals["sglang, all nodes"] = Lazy(
+            partial(_sglang, tree, logits, rows, sampling, FILTERS[filters])
+        )
     return BenchCase(
         op="sample_and_walk",
         shape=f"B{batch} N{nodes} V{logits.shape[1]} visits {depth + 1}, {filters}",
@@ -71,7 +72,11 @@ def _visited_logits(batch: int, nodes: int, device: torch.device) -> tuple[Tenso
 
 
 def _sglang(
-    tree: WalkedTree, node_logits: Tensor, sampling: RandomSampling, cuts: tuple[int, float]
+    tree: WalkedTree,
+    logits: Tensor,
+    rows: Tensor,
+    sampling: RandomSampling,
+    cuts: tuple[int, float],
 ) -> Callable[[], object]:
     from sglang.kernels.ops.sampling import softmax
     from sglang.kernels.ops.sampling.renorm import top_k_renorm_prob, top_p_renorm_prob
@@ -80,9 +85,9 @@ def _sglang(
     batch, nodes = tree.draft_tokens.shape
     temperature, top_k, top_p = (x.repeat_interleave(nodes) for x in sampling[:3])
     top_k = top_k.int()
-    uniforms = torch.full((batch, nodes), 0.5, device=node_logits.device)
+    uniforms = torch.full((batch, nodes), 0.5, device=logits.device)
     arguments = sglang_arguments(tree)
-    node_logits = node_logits.float()
+    node_logits = logits[rows].flatten(0, 1).float()
 
     def run() -> None:
         probs = softmax(node_logits, temperatures=temperature[:, None])

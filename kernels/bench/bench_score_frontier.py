@@ -33,4 +33,5 @@ def cases(device: torch.device) -> Iterator[BenchCase]:
                 run=partial(ops.score_frontier, *inputs, width=WIDTH),
                 num_bytes=sum(x.nbytes for x in inputs) + batch * written,
                 rivals={"torch": partial(torch_form, *inputs, width=WIDTH)},
+                num_flops=2 * batch * num_nodes * CANDIDATES * RANK,
             )

@@ -44,4 +44,5 @@ def _case(num_tokens: int, rank: int, device: torch.device) -> BenchCase:
         run=partial(ops.sum_kv, *inputs, *rows),
         num_bytes=added + sum(x.nbytes for x in (*inputs, *rows[:4]) if x is not None),
         rivals={"torch": partial(torch_form, *inputs, *rows)},
+        num_flops=8 * num_tokens * LAYERS * width * rank,
     )

@@ -53,10 +53,7 @@ def timed(
     extra: dict[str, Any],
 ) -> tuple[float, list[Generation]]:
     """Tokens per second of one group, its prompts processed anew, and its answers."""
-    params = [
-        {"temperature": 0.0, "max_new_tokens": length, **extra}
-        for length in lengths(len(inputs), mean_tokens)
-    ]
+    params = [{"max_new_tokens": length, **extra} for length in lengths(len(inputs), mean_tokens)]
     httpx.post(f"{url}/flush_cache", timeout=30.0)
     started = time.perf_counter()
     answers = generate(url, inputs, params, concurrency=concurrency)
@@ -91,16 +88,15 @@ def grouped(inputs: list[list[int]], concurrency: int) -> list[list[list[int]]]:
 
 
 def measure(
-    url: str, inputs: list[list[int]], max_tokens: int, concurrency: int, warmup: int = 1
+    url: str, inputs: list[list[int]], max_tokens: int, concurrency: int, sampling: dict[str, Any]
 ) -> dict[str, Any]:
     """Paired medians over groups of prompts."""
     groups = grouped(inputs, concurrency)
-    for group in groups[:warmup]:
-        timed(url, group[:concurrency], max_tokens, concurrency, {})
+    timed(url, groups[0][:concurrency], max_tokens, concurrency, sampling)
     pairs, answers, identical = [], [], 0
     spent = dict.fromkeys(PHASES, 0.0)
     for i, group in enumerate(track(groups, f"concurrency {concurrency}", transient=True)):
-        sides = {"speculative": {}, "plain": OPT_OUT}
+        sides = {"speculative": sampling, "plain": sampling | OPT_OUT}
         rates: dict[str, tuple[float, list[Generation]]] = {}
         for side in sorted(sides, reverse=bool(i % 2)):
             before = phase_seconds(url)
@@ -135,6 +131,7 @@ def measure(
 @click.option("--num", default=None, type=int, help="Use the first NUM prompts.")
 @click.option("--max-tokens", default=128, show_default=True, help="Mean length of the answers.")
 @click.option("--concurrency", "levels", multiple=True, type=int, default=(1,), show_default=True)
+@click.option("--temperature", default=0.0, show_default=True, help="0: answers must be equal.")
 @click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE")
 @click.option("--plain", is_flag=True, help="Measure a plain server as well.")
 def main(
@@ -143,11 +140,12 @@ def main(
     num: int | None,
     max_tokens: int,
     levels: tuple[int, ...],
+    temperature: float,
     overrides: tuple[str, ...],
     plain: bool,
 ) -> None:
     """Measure PIPELINE."""
-    console = Console(stderr=True)
+    console, sampling = Console(stderr=True), {"temperature": temperature}
     port = f"engine.port={free_port()}"
     plan = prepare(pipeline, (*overrides, port))
     inputs = chat_ids(plan.target.path, read_prompts(prompts, num))
@@ -155,15 +153,15 @@ def main(
     with TemporaryDirectory() as folder:
         with running_server(plan, Path(folder, "log")) as url:
             for level in levels:
-                results["speculative"].append(measure(url, inputs, max_tokens, level))
+                results["speculative"].append(measure(url, inputs, max_tokens, level, sampling))
                 console.print(results["speculative"][-1])
         if plain:
             plain_plan = prepare(pipeline, (*overrides, port, *PLAIN))
             with running_server(plain_plan, Path(folder, "log")) as url:
                 for level in levels:
-                    timed(url, inputs[:level], max_tokens, level, {})
+                    timed(url, inputs[:level], max_tokens, level, sampling)
                     groups = grouped(inputs, level)
-                    rates = [timed(url, group, max_tokens, level, {})[0] for group in groups]
+                    rates = [timed(url, group, max_tokens, level, sampling)[0] for group in groups]
                     results[f"plain_server_c{level}"] = statistics.median(rates)
     click.echo(json.dumps(results, indent=2))
 

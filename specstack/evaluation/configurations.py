@@ -21,7 +21,7 @@ from specstack_dsl.errors import did_you_mean
 from specstack_dsl.parts import TreePart, catalogue
 
 CHAIN, BEST_FIRST = "chain", "best_first"
-UNLIMITED = {"width": None, "calibration": None, "cost": None}
+UNPRICED = {"calibration": None, "cost": None}
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def grid(
             made = own if kind == pipeline.tree.kind else compiled(kind, own.budget.draft_budget)
             wanted.setdefault(made.name, made)
     depth = pipeline.tree.max_depth
-    tree = {"kind": CHAIN, "depth": depth, **UNLIMITED}
+    tree = {"kind": CHAIN, "depth": depth, **UNPRICED}
     chain = _compiled(file, overrides, tree, Budget(depth, "fixed"))
     wanted.setdefault(chain.name, chain)
     return Grid(tuple(wanted.values()), wanted[chain.name])
@@ -112,7 +112,7 @@ def uncalibrated(file: Path, overrides: Sequence[str], draft_budget: int) -> Con
             f"{file}: drawn drafts are verified whatever they are worth, so that there is nothing"
             " to calibrate: set drafter.drafts to best"
         )
-    tree = {"kind": BEST_FIRST, "depth": pipeline.tree.max_depth, **UNLIMITED}
+    tree = {"kind": BEST_FIRST, "depth": pipeline.tree.max_depth, "width": None, **UNPRICED}
     return _compiled(file, overrides, tree, Budget(draft_budget, "fixed"))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import triton.runtime.interpreter as interpreter
 
 from specstack_kernels.reference.draft_attention import draft_attention as reference
 from specstack_kernels.testing_attention import AttentionShape, largest_value, random_attention
@@ -29,22 +28,6 @@ SHAPES = [
     pytest.param(AttentionShape(2, 3, 0, 4, 2, 64), id="no column"),
     pytest.param(AttentionShape(2, 3, 21, 4, 2, 80), id="a head size between powers of two"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def bfloat16_dots(monkeypatch):
-    """The interpreter keeps bfloat16 as integers, and multiplies those; widen them, as is exact."""
-    create_dot = interpreter.InterpreterBuilder.create_dot
-
-    def widening(self, a, b, *rest):
-        return create_dot(self, *(_widened(self, x) for x in (a, b)), *rest)
-
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", widening)
-
-
-def _widened(builder, handle):
-    tl = interpreter.tl
-    return builder.cast_impl(handle, tl.float32) if handle.dtype == tl.bfloat16 else handle
 
 
 def assert_close(actual, expected, inputs):

@@ -115,7 +115,8 @@ def test_masked_tokens_stay_out():
 def test_halves_are_read_as_float32(dtype):
     logits = random_logits(3, 100, 0).to(dtype)
     sampling = random_sampling(3, 100, 0)
-    assert torch.equal(filter_probs(logits, *sampling), filter_probs(logits.float(), *sampling))
+    # Compiled, sums of another dtype may be taken in another order.
+    assert_same(filter_probs(logits, *sampling), filter_probs(logits.float(), *sampling))
 
 
 def test_rows_of_a_larger_tensor():

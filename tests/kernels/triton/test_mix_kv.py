@@ -18,8 +18,10 @@ TOLERANCES = {
     torch.float32: 5e-5,
     # Rotated-back keys are rounded (2^-11), the products average that out, the result is rounded.
     torch.float16: 5e-3,
+    # Likewise at 2^-8, or where the interpreter cuts off, 2^-7 and towards zero: 2^-6 of the
+    # result in all, and 0.009 for four deviations of what the products average out.
+    torch.bfloat16: 2e-2,
 }
-"""The interpreter's matrix product takes the bits of a bfloat16 for a whole number."""
 
 
 def random_inputs(shape, dtype, *, kept=0.7):
@@ -82,5 +84,5 @@ def test_every_input_counts():
         assert not torch.allclose(after.pool(), before, atol=1e-3)
     linear = rows.copy()
     mix_kv(*inputs, *linear, is_derotated=False, scale=SCALE)
-    assert torch.equal(linear.pool()[1], before[1])
+    torch.testing.assert_close(linear.pool()[1], before[1], atol=5e-5, rtol=5e-5)
     assert not torch.allclose(linear.pool()[0], before[0], atol=1e-3)

@@ -11,8 +11,7 @@ from specstack_kernels.triton.score_frontier import score_frontier
 SHAPES = [(1, 1, 64, 64), (2, 17, 5, 12), (3, 16, 64, 130), (1, 3, 1, 1), (2, 33, 40, 80)]
 """(B, F, C, R): the root, one past a block, odd sizes, a lone candidate."""
 IDS = ["B{}-F{}-C{}-R{}".format(*shape) for shape in SHAPES]
-DTYPES = [torch.float32, torch.float16]
-"""The interpreter's matrix product takes the bits of a bfloat16 for a whole number."""
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def random_inputs(batch, nodes, candidates, rank, dtype=torch.float32):
