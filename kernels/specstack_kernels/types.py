@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from jaxtyping import Bool, Float, Int, UInt8
 from torch import Tensor
 
@@ -39,6 +40,13 @@ class Walk(NamedTuple):
     """Emitted tokens: correct drafts plus the bonus token, in [1, K]."""
     emitted: Int[Tensor, "B K"]
     """The drafts of the path without the root, then the bonus token, then 0."""
+
+    @classmethod
+    def unwritten(cls, batch: int, width: int, device: torch.device) -> Walk:
+        """Memory for a kernel to write all of."""
+        path = torch.empty((batch, width), dtype=torch.int64, device=device)
+        lens = torch.empty(batch, dtype=torch.int64, device=device)
+        return cls(path, lens, torch.empty_like(path))
 
 
 class LinkedTree(NamedTuple):

@@ -7,7 +7,7 @@ import torch
 
 from specstack_kernels.reference.accept_block import accept_block as reference
 from specstack_kernels.reference.accept_block import take_prefix
-from specstack_kernels.testing import random_sampling
+from specstack_kernels.testing_chains import random_chain
 from specstack_kernels.torch_ops.accept_block import accept_block
 from specstack_kernels.torch_ops.accept_greedy import accept_greedy
 
@@ -15,27 +15,6 @@ SHAPES = [(1, 1, 2), (3, 7, 2), (4, 17, 3), (8, 5, 40)]
 """(B, N, V)."""
 SHAPE_IDS = ["B{}-N{}-V{}".format(*s) for s in SHAPES]
 LAST_UNIFORM = 1.0 - 2.0**-53
-
-
-def random_inputs(batch, nodes, vocab, seed):
-    """Laws near the target's, so that prefixes of all lengths occur; some candidates impossible."""
-    generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn((batch * nodes, vocab), generator=generator)
-    rows = torch.randperm(batch * nodes, generator=generator).view(batch, nodes)
-    tokens = torch.rand((batch, nodes, vocab), generator=generator).argsort(dim=-1)
-    noise = 0.5 * torch.randn((batch, nodes, vocab), generator=generator)
-    probs = torch.softmax(logits[rows] + noise, dim=-1).gather(2, tokens)
-    probs *= torch.rand(probs.shape, generator=generator) < 0.9
-    probs[..., 0] += 0.01
-    draws = torch.multinomial(probs.flatten(0, 1), 1, generator=generator).view(batch, nodes, 1)
-    drafts = tokens.gather(2, draws)[..., 0].roll(1, dims=1)
-    is_random = torch.rand((batch, nodes), generator=generator) < 0.1
-    drafts = torch.where(is_random, torch.zeros_like(drafts), drafts)
-    num_nodes = torch.randint(1, nodes + 1, (batch,), generator=generator)
-    num_nodes[0] = nodes
-    uniforms = torch.rand((batch, nodes), generator=generator, dtype=torch.float64)
-    sampling = random_sampling(batch, vocab, seed)
-    return drafts, num_nodes, (tokens, probs * 0.999), (logits, rows), sampling, uniforms
 
 
 def assert_same(actual, expected):
@@ -48,7 +27,7 @@ def assert_same(actual, expected):
 @pytest.mark.parametrize("cut", [0, 2])
 @pytest.mark.parametrize("seed", range(8))
 def test_equals_the_definition(batch, nodes, vocab, cut, seed):
-    drafts, num_nodes, law, logits, sampling, uniforms = random_inputs(batch, nodes, vocab, seed)
+    drafts, num_nodes, law, logits, sampling, uniforms = random_chain(batch, nodes, vocab, seed)
     inputs = drafts, num_nodes, *law, *logits, *sampling, uniforms
     max_depth = max(nodes - 1 - cut, 0)
     actual = accept_block(*inputs, max_depth=max_depth)
@@ -59,7 +38,7 @@ def test_prefixes_of_all_lengths_occur():
     """Control of the one above: the inputs reach every branch."""
     lengths = set()
     for seed in range(8):
-        drafts, num_nodes, law, logits, sampling, uniforms = random_inputs(8, 5, 40, seed)
+        drafts, num_nodes, law, logits, sampling, uniforms = random_chain(8, 5, 40, seed)
         walk = accept_block(drafts, num_nodes, *law, *logits, *sampling, uniforms, max_depth=4)
         lengths |= set(walk.accept_lens.tolist())
     assert lengths == {1, 2, 3, 4, 5}
@@ -67,7 +46,7 @@ def test_prefixes_of_all_lengths_occur():
 
 def test_top_k_1_degenerates_to_greedy_acceptance():
     for seed in range(8):
-        drafts, num_nodes, law, logits, sampling, uniforms = random_inputs(4, 17, 3, seed)
+        drafts, num_nodes, law, logits, sampling, uniforms = random_chain(4, 17, 3, seed)
         predict = logits[0].argmax(dim=-1)[logits[1]]
         drafts[:, 1:5] = predict[:, :4]
         sampling = sampling._replace(top_k=torch.ones_like(sampling.top_k))
@@ -82,7 +61,7 @@ def test_top_k_1_degenerates_to_greedy_acceptance():
 @pytest.mark.parametrize("op", [accept_block, reference])
 def test_what_does_not_count_may_be_anything(op):
     """Uniforms but the first, dead nodes, the law of a chain's last node."""
-    drafts, num_nodes, law, logits, sampling, uniforms = random_inputs(4, 17, 3, 3)
+    drafts, num_nodes, law, logits, sampling, uniforms = random_chain(4, 17, 3, 3)
     settings = *logits, *sampling
     expected = op(drafts, num_nodes, *law, *settings, uniforms, max_depth=16)
     is_dead = torch.arange(17) >= num_nodes[:, None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from jaxtyping import Int
@@ -64,11 +63,7 @@ def accept_greedy(
     """Return the accepted path of each request; K = max_depth + 1. Host sync: none."""
     batch, nodes = draft_tokens.shape
     device, width = draft_tokens.device, max_depth + 1
-    walk = Walk(
-        accept_index=torch.empty((batch, width), dtype=torch.int64, device=device),
-        accept_lens=torch.empty(batch, dtype=torch.int64, device=device),
-        emitted=torch.empty((batch, width), dtype=torch.int64, device=device),
-    )
+    walk = Walk.unwritten(batch, width, device)
     if batch == 0:
         return walk
     _accept_greedy_kernel[(batch,)](

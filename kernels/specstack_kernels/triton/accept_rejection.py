@@ -210,11 +210,7 @@ def accept_rejection(
     """
     batch, nodes = draft_tokens.shape
     device, width, vocab = draft_tokens.device, max_depth + 1, logits.shape[1]
-    walk = Walk(
-        accept_index=torch.empty((batch, width), dtype=torch.int64, device=device),
-        accept_lens=torch.empty(batch, dtype=torch.int64, device=device),
-        emitted=torch.empty((batch, width), dtype=torch.int64, device=device),
-    )
+    walk = Walk.unwritten(batch, width, device)
     if batch == 0:
         return walk
     logits = logits if logits.stride(1) == 1 else logits.contiguous()

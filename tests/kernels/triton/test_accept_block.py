@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from specstack_kernels.reference.accept_block import accept_block as reference
-from specstack_kernels.testing import random_sampling
+from specstack_kernels.testing_chains import random_chain
 from specstack_kernels.triton import draft_laws as laws_module
 from specstack_kernels.triton import filter_probs as filter_module
 from specstack_kernels.triton.accept_block import accept_block
@@ -19,27 +19,6 @@ SHAPES = [(1, 1, 2), (3, 7, 2), (4, 9, 3), (6, 5, 40)]
 """(B, N, V)."""
 IDS = ["B{}-N{}-V{}".format(*shape) for shape in SHAPES]
 POISON = -0x5EADBEEF0BAD
-
-
-def random_inputs(batch, nodes, vocab, seed):
-    """Drafts from laws near the target's, so that all lengths occur; some candidates impossible."""
-    generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn((batch * nodes, vocab), generator=generator)
-    rows = torch.randperm(batch * nodes, generator=generator).view(batch, nodes)
-    tokens = torch.rand((batch, nodes, vocab), generator=generator).argsort(dim=-1)
-    noise = 0.5 * torch.randn((batch, nodes, vocab), generator=generator)
-    probs = torch.softmax(logits[rows] + noise, dim=-1).gather(2, tokens)
-    probs *= torch.rand(probs.shape, generator=generator) < 0.9
-    probs[..., 0] += 0.01
-    draws = torch.multinomial(probs.flatten(0, 1), 1, generator=generator).view(batch, nodes, 1)
-    drafts = tokens.gather(2, draws)[..., 0].roll(1, dims=1)
-    is_random = torch.rand((batch, nodes), generator=generator) < 0.1
-    drafts = torch.where(is_random, torch.zeros_like(drafts), drafts)
-    num_nodes = torch.randint(1, nodes + 1, (batch,), generator=generator)
-    num_nodes[0] = nodes
-    uniforms = torch.rand((batch, nodes), generator=generator, dtype=torch.float64)
-    sampling = random_sampling(batch, vocab, seed)
-    return drafts, num_nodes, (tokens, probs * 0.999), (logits, rows), sampling, uniforms
 
 
 def assert_same(actual, expected):
@@ -52,7 +31,7 @@ def assert_same(actual, expected):
 @pytest.mark.parametrize("cut", [0, 2])
 @pytest.mark.parametrize("seed", range(3))
 def test_equals_the_definition(batch, nodes, vocab, cut, seed):
-    drafts, num_nodes, law, logits, sampling, uniforms = random_inputs(batch, nodes, vocab, seed)
+    drafts, num_nodes, law, logits, sampling, uniforms = random_chain(batch, nodes, vocab, seed)
     inputs = drafts, num_nodes, *law, *logits, *sampling, uniforms
     max_depth = max(nodes - 1 - cut, 0)
     actual = accept_block(*inputs, max_depth=max_depth)
@@ -60,7 +39,7 @@ def test_equals_the_definition(batch, nodes, vocab, cut, seed):
 
 
 def test_a_depth_beyond_the_nodes_pads():
-    drafts, num_nodes, law, logits, sampling, uniforms = random_inputs(3, 7, 2, 1)
+    drafts, num_nodes, law, logits, sampling, uniforms = random_chain(3, 7, 2, 1)
     uniforms = torch.cat([uniforms, uniforms], dim=1)
     inputs = drafts, num_nodes, *law, *logits, *sampling, uniforms
     assert_same(accept_block(*inputs, max_depth=9), reference(*inputs, max_depth=9))
@@ -70,14 +49,14 @@ def test_a_depth_beyond_the_nodes_pads():
 def test_rows_and_laws_of_many_blocks(seed, monkeypatch):
     monkeypatch.setattr(filter_module, "MAX_BLOCK", 16)
     monkeypatch.setattr(laws_module, "MAX_PAIRS", 16)
-    drafts, num_nodes, law, logits, sampling, uniforms = random_inputs(3, 5, 70, seed)
+    drafts, num_nodes, law, logits, sampling, uniforms = random_chain(3, 5, 70, seed)
     inputs = drafts, num_nodes, *law, *logits, *sampling, uniforms
     assert_same(accept_block(*inputs, max_depth=4), reference(*inputs, max_depth=4))
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_only_chains_are_read(seed):
-    drafts, num_nodes, law, (logits, rows), sampling, uniforms = random_inputs(4, 9, 3, seed)
+    drafts, num_nodes, law, (logits, rows), sampling, uniforms = random_chain(4, 9, 3, seed)
     inputs = drafts, num_nodes, *law, logits, rows, *sampling, uniforms
     expected = reference(*inputs, max_depth=8)
     index = torch.arange(9)
@@ -122,7 +101,7 @@ def test_drafts_from_nearly_the_targets_law(epsilon, uniform):
 
 def test_other_laws_are_noticed():
     """Control."""
-    drafts, num_nodes, law, logits, sampling, uniforms = random_inputs(6, 5, 40, 0)
+    drafts, num_nodes, law, logits, sampling, uniforms = random_chain(6, 5, 40, 0)
     sampling = sampling._replace(top_k=torch.full_like(sampling.top_k, 1 << 30))
     rest = *logits, *sampling, uniforms
     expected = reference(drafts, num_nodes, *law, *rest, max_depth=4)
