@@ -25,7 +25,7 @@ DRAFT_STREAM = 0x5EED_0F_D2AF75
 """Apart from the numbers that verification draws with."""
 MAX_DEPTH = 1 << 10
 NUM_CANDIDATES = 64
-"""Tokens of a node that can be drawn: any law is exact, as long as verification knows it."""
+"""Tokens of a node that can be drawn, or as many as are: any law is exact that the rule knows."""
 
 
 Depth = int | Int[Tensor, " F"]
@@ -78,7 +78,7 @@ class Best:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Random ones, from the best `NUM_CANDIDATES` tokens of a node at the drawing's temperature."""
+    """Random ones, from the best tokens of a node at the drawing's temperature."""
 
     width: int
     drawing: Drawing
@@ -94,7 +94,7 @@ class Drawn:
         self, logits: Float[Tensor, "B F W"], token_ids: Int[Tensor, " W"] | None, depth: Depth
     ) -> Children:
         """As `Choice`; log q is that of the law, and -inf where it has no token left."""
-        best = Best(NUM_CANDIDATES).of_logits(logits, token_ids, depth)
+        best = Best(max(NUM_CANDIDATES, self.width)).of_logits(logits, token_ids, depth)
         return self._draw(best.log_q, best.tokens, depth)
 
     def of_scored(

@@ -65,6 +65,8 @@ def expand(expander: Expander, search: Search, max_depth: int, draft_budget: int
         width = children.tokens.shape[2]
         paths = above[..., None] + children.log_q  # [B, F, k]
         kept = search.keep(paths, depth, draft_budget)
+        if kept.children.shape[1] == 0:
+            break
         above_of = kept.children // width
         tokens.append(children.tokens.flatten(1).gather(1, kept.children))
         log_qs.append(children.log_q.flatten(1).gather(1, kept.children))

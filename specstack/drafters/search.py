@@ -108,14 +108,15 @@ class ShapeSearch:
         return max(len(path) for path in self._paths[:draft_budget])
 
     def keep(self, paths: Float[Tensor, "B F k"], depth: int, draft_budget: int) -> Kept:
-        """The shape's nodes of this depth; the frontier is its nodes of the depth before."""
-        at_depth: dict[int, list[Path]] = {depth - 1: [], depth: []}
-        for path in self._paths[:draft_budget]:
-            at_depth.setdefault(len(path), []).append(path)
-        above = at_depth[depth - 1] if depth > 1 else [()]
-        place = {path: i for i, path in enumerate(above)}
+        """The shape's nodes of this depth; the frontier is its nodes of the depth before.
+
+        Where a head has fewer children than the shape, so has the tree.
+        """
         width = paths.shape[2]
-        rows = [place[path[:-1]] * width + path[-1] for path in at_depth[depth]]
+        usable = [path for path in self._paths[:draft_budget] if max(path) < width]
+        above = [path for path in usable if len(path) == depth - 1] if depth > 1 else [()]
+        place = {path: i for i, path in enumerate(above)}
+        rows = [place[path[:-1]] * width + path[-1] for path in usable if len(path) == depth]
         children = torch.tensor(rows, dtype=torch.int64).to(paths.device, non_blocking=True)
         return Kept(children.expand(len(paths), -1), len(rows))
 

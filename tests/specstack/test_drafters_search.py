@@ -45,6 +45,22 @@ def test_builders_get_what_they_need(case: str, tmp_path: Path) -> None:
         assert tree.log_q.tolist() == [pytest.approx(every.log_q[0].tolist(), abs=1e-5)]
 
 
+def test_a_shape_wider_than_a_head_has_what_there_is(tmp_path: Path) -> None:
+    """Six tokens are drafted; one candidate per depth is corrected."""
+    shape = [[0], *([rank] for rank in range(1, 9)), [0, 0], [7, 0], [0, 0, 0]]
+    for case, options, expected in (
+        ("block", {}, 9),
+        ("block markov hidden", {"candidates": 1}, 4),
+    ):
+        bench = Bench(case, tmp_path / case, search={"paths": shape}, **options)
+        (request, *_), slots = three_requests(bench), [2]
+        bench.absorb([request], slots, [0], [request.length])
+        batch = bench.batch([request], slots, [request.length])
+        proposal = bench.drafter.propose(batch, len(shape))
+        tree = StaticBuilder(shape).build(proposal, batch.bonus_tokens, len(shape))
+        assert int(tree.num_nodes) == expected  # 6 + 2 drafts, or a chain of 3, and the root
+
+
 def whole_trie(law):
     """All paths as candidates of one request."""
     paths = sorted(law, key=lambda path: (len(path), -law[path]))
