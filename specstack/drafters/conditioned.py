@@ -70,6 +70,7 @@ class Corrected:
         corrections: Float[Tensor, "W R"],
     ) -> None:
         logits = head.logits(hidden)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         best = logits.topk(min(num_candidates, logits.shape[-1]), dim=-1)
         self._base = best.values  # [B, K, C]
         self._rest = logits.scatter_(2, best.indices, -torch.inf).logsumexp(dim=2)  # [B, K]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from specstack_kernels.aot import AotCase
 from specstack_kernels.reference.best_prefixes import count_prefixes
+from specstack_kernels.torch_ops.best_prefixes import best_prefixes as in_torch
 from specstack_kernels.types import Prefixes
 
 # An entry of the frontier is one int64, the least of which is popped next: the bits of
@@ -31,13 +32,16 @@ def best_prefixes(
 ) -> Prefixes:
     """Return the S = min(num_drafts, number of prefixes) best of each request. Host sync: none.
 
+    More drafts than `MAX_DRAFTS` are ranked by `torch_ops`: no verify step is that wide.
+
     Args:
         log_q: <= 0 and best first in each depth; -inf: no candidate.
     """
     batch, num_depths, width = log_q.shape
     assert log_q.dtype == torch.float32, f"log q in {log_q.dtype}"
     num_kept = count_prefixes(num_depths, width, num_drafts)
-    assert num_kept <= MAX_DRAFTS, f"{num_kept} drafts, at most {MAX_DRAFTS}"
+    if num_kept > MAX_DRAFTS:
+        return in_torch(tokens, log_q, num_drafts)
     tokens, log_q = tokens.contiguous(), log_q.contiguous()
     chosen = tokens.new_empty((batch, num_kept))
     prefixes = Prefixes(
