@@ -14,7 +14,9 @@ from specstack.drafters.search import make_search
 from specstack.trees.chain import ChainBuilder
 from specstack.trees.static import StaticBuilder
 from specstack.types import DraftBatch, Drawing, NodeLogits, SamplingTensors
+from specstack.verify.block import BlockRule
 from specstack.verify.rejection import RejectionRule
+from specstack.verify.sample_and_walk import SampleAndWalkRule
 
 VOCAB, DEPTH = 6, 2
 SHAPE = [[0], [1], [0, 0], [0, 1], [1, 0]]
@@ -162,7 +164,7 @@ def test_a_shape_is_filled_whatever_is_drawn(budget):
             paths.append((*above, token))
 
 
-def emitted(tree, batch, size, seed=3):
+def emitted(rule, tree, size, seed=3):
     """What the rule emits over target logits that depend on the path."""
     rows = []
     for b in range(size):
@@ -180,11 +182,20 @@ def emitted(tree, batch, size, seed=3):
         ones, ones.long() * 2**30, ones, ones * 0, uniforms, is_all_greedy=False,
         use_top_k_top_p=False,
     )  # fmt: skip
-    return RejectionRule().accept(tree, NodeLogits(values, index), sampling, max_depth=DEPTH)
+    return rule.accept(tree, NodeLogits(values, index), sampling, max_depth=DEPTH)
 
 
-@pytest.mark.parametrize("kind", ["chain", "tree"])
-def test_what_is_emitted_follows_the_target_and_best_drafts_would_not(kind):
+@pytest.mark.parametrize(
+    ("kind", "rule"),
+    [
+        ("chain", RejectionRule()),
+        ("tree", RejectionRule()),
+        ("chain", BlockRule()),
+        ("tree", SampleAndWalkRule()),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_what_is_emitted_follows_the_target_and_best_drafts_would_not(kind, rule):
     """From the drafter's draws to the rule, nothing but the seeds shared."""
     size = 6000
     batch = a_batch(size)
@@ -192,16 +203,18 @@ def test_what_is_emitted_follows_the_target_and_best_drafts_would_not(kind):
     builder = StaticBuilder(SHAPE) if kind == "tree" else ChainBuilder(DEPTH)
     budget = 5 if kind == "tree" else DEPTH
     proposal = a_proposal(batch, search, budget, search.width(budget))
-    found = emitted(builder.build(proposal, batch.bonus_tokens, budget), batch, size)
+    found = emitted(rule, builder.build(proposal, batch.bonus_tokens, budget), size)
     first = torch.bincount(found.emitted[:, 0], minlength=VOCAB)
     assert p_value(first, p_after(()).softmax(0)) > 1e-3
     token = int(first.argmax())
     second = found.emitted[(found.emitted[:, 0] == token) & (found.accept_lens > 1), 1]
     counts = torch.bincount(second, minlength=VOCAB)
     assert p_value(counts, p_after((token,)).softmax(0)) > 1e-3
+    if isinstance(rule, SampleAndWalkRule):
+        return  # it asks nothing of the drafts
     greedy = a_batch(size, greedy=True)
     best = a_proposal(greedy, search, budget, search.width(budget))
-    wrong = emitted(builder.build(best, batch.bonus_tokens, budget), batch, size)
+    wrong = emitted(rule, builder.build(best, batch.bonus_tokens, budget), size)
     assert (
         p_value(torch.bincount(wrong.emitted[:, 0], minlength=VOCAB), p_after(()).softmax(0)) < 1e-6
     )

@@ -378,6 +378,38 @@ def test_cost_that_is_flat_stops_nothing_and_a_steep_one_everything():
         assert (tree.num_nodes == expected).all()
 
 
+@pytest.mark.parametrize(
+    "builder",
+    [
+        ChainBuilder(200),
+        StaticBuilder([[rank] for rank in range(256)]),
+        BeamBuilder(8, 16),
+        ExpandBuilder(8, 7),
+        BestFirstBuilder(8),
+    ],
+    ids=lambda builder: type(builder).__name__,
+)
+def test_the_largest_trees_and_batches_keep_the_form(builder):
+    """256 requests with 256 nodes each."""
+    batch, num_candidates = 256, 1024
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.rand((batch, num_candidates), generator=generator) ** 3
+    parents = (torch.arange(num_candidates) * spread).long() - 1  # before the candidate
+    log_q = -torch.rand((batch, num_candidates), generator=generator)
+    tokens = torch.arange(num_candidates).expand(batch, -1)
+    tree = builder.build(DraftProposal(tokens, parents, log_q), tokens[:, 0], 255)
+    assert tree.tokens.shape == (batch, 256)
+    assert (tree.num_nodes >= 2).all()
+    for row in (0, 100, 255):
+        one = type(tree)(
+            **{
+                name: None if value is None else value[row : row + 1]
+                for name, value in vars(tree).items()
+            }
+        )
+        check_form(one, tokens[:1, 0])
+
+
 def test_drawn_drafts_keep_their_order_whatever_they_are():
     """The likelier sibling was drawn second, and the least likely of all is verified, too."""
     law = DraftLaw(torch.arange(8).expand(1, 4, 8).clone(), torch.full((1, 4, 8), 0.125))

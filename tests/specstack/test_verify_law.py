@@ -27,7 +27,12 @@ from sampling_law import (
 )
 
 from specstack.trees.assemble import assemble_tree
-from specstack.types import AcceptResult
+from specstack.trees.beam import BeamBuilder
+from specstack.trees.best_first import BestFirstBuilder
+from specstack.trees.chain import ChainBuilder
+from specstack.trees.expand import ExpandBuilder
+from specstack.trees.static import StaticBuilder
+from specstack.types import AcceptResult, DraftProposal
 from specstack.verify.greedy import GreedyRule
 from specstack.verify.sample_and_walk import SampleAndWalkRule
 from specstack_kernels.ops import filter_probs, invert_cdf
@@ -42,6 +47,44 @@ TREES = {
     "uneven": (3, 3, [(2,), (0,), (2, 1), (2, 1, 1), (2, 1, 0)]),
     "wide": (4, 2, [(3,), (1,), (3, 0), (3, 2), (1, 1)]),
 }
+
+
+def built_by(builder, budget, vocab=4, depth=2):
+    """The paths that a builder takes of all there are, whose log q are random."""
+    paths = [
+        path for k in range(1, depth + 1) for path in itertools.product(range(vocab), repeat=k)
+    ]
+    place = {path: i for i, path in enumerate(paths)}
+    log_q = torch.randn(len(paths), generator=torch.Generator().manual_seed(0)).sigmoid().log()
+    proposal = DraftProposal(
+        torch.tensor([[path[-1] for path in paths]]),
+        torch.tensor([[place.get(path[:-1], -1) for path in paths]]),
+        log_q[None],
+    )
+    tree = builder.build(proposal, torch.tensor([0]), budget)
+    found = [()]
+    for node in range(1, int(tree.num_nodes[0])):
+        found.append((*found[int(tree.parent_index[0, node])], int(tree.tokens[0, node])))
+    return vocab, depth, found[1:]
+
+
+BUILT = {
+    "of chain": built_by(ChainBuilder(2), 2),
+    "of static": built_by(StaticBuilder([[0], [1], [0, 0], [1, 0], [0, 1]]), 5),
+    "of beam": built_by(BeamBuilder(2, 2), 5),
+    "of expand": built_by(ExpandBuilder(2, 2), 5),
+    "of best_first": built_by(BestFirstBuilder(2), 5),
+    "of a calibrated best_first": built_by(
+        BestFirstBuilder(2, 3, {"log_factor": [[[-1.0, -0.1], [-0.3, 0.2]]]}), 5
+    ),
+    "of a priced best_first": built_by(BestFirstBuilder(2, cost=[(0, 1.0), (8, 2.0)]), 7),
+}
+TREES |= BUILT
+
+
+def test_builders_differ():
+    """Control: these are trees of several shapes."""
+    assert len({tuple(paths) for _, _, paths in BUILT.values()}) >= 4
 
 
 def make_tree(paths, depth):
