@@ -83,7 +83,9 @@ class Request:
 class Bench:
     """A drafter of a random head, with the head itself beside it."""
 
-    def __init__(self, case: str, folder: Path, seed: int = 0, **options) -> None:
+    def __init__(
+        self, case: str, folder: Path, seed: int = 0, dtype: torch.dtype = torch.float64, **options
+    ) -> None:
         form, context, fields = CASES[case]
         torch.manual_seed(seed)
         config = tiny_config(form, context, draft_vocab_size=DRAFTED, **fields)
@@ -95,8 +97,9 @@ class Bench:
         kind = BlockDrafter if form == "block" else AutoregressiveDrafter
         self.drafter = kind(str(folder), **{"max_depth": DEPTH, **options})
         self.drafter.attach(
-            DraftRuntime(tables, NUM_KV_SLOTS, 8, torch.device("cpu"), torch.float64)
+            DraftRuntime(tables.to(dtype=dtype), NUM_KV_SLOTS, 8, torch.device("cpu"), dtype)
         )
+        self.dtype = dtype
         self.poison()
 
     def poison(self) -> None:
@@ -137,7 +140,7 @@ class Bench:
             if values[0] is None:
                 return None
             packed = torch.stack([v[i] for v, (_, i) in zip(values, at, strict=True)])
-            return packed * poison.view(-1, *[1] * (packed.ndim - 1))
+            return (packed * poison.view(-1, *[1] * (packed.ndim - 1))).to(self.dtype)
 
         self.drafter.absorb(CommittedTokens(
             features=TargetFeatures(*map(stacked, ("hidden", "keys", "values"))),
