@@ -30,7 +30,7 @@ class Explanation:
     unsupported: dict[str, str]
     """Feature -> why it does not work with this plan."""
     kernels: dict[str, str]
-    """Op of a round -> what runs it on the plan's device."""
+    """Op -> what runs it on the plan's device, if it is called."""
 
     def as_data(self) -> dict[str, Any]:
         """The form of `--format json`."""

@@ -195,11 +195,11 @@ def _drafter(pipeline: Pipeline, heads: Sequence[LocatedHead]) -> PartPlan:
         if pipeline.drafter.members and head.config and head.config.form == "block":
             reach = min(depth, head.config.block_size - 1)  # others may go deeper
         plan = _part(part, max_depth=reach, checkpoint=head.path, search=pipeline.tree.search)
-        width = plan.options.pop("width")
-        if width is not None:
-            plan.options["search"]["width"] = width
-        if pipeline.tree.options.get("calibration") is not None:
-            plan.options["search"]["calibrated"] = True
+        width, search = plan.options.pop("width"), plan.options["search"]
+        if width is not None and "paths" not in search:
+            search["width"] = min(width, search.get("width") or width)  # it never widens
+        if pipeline.tree.options.get("calibration") is not None and "paths" not in search:
+            search["calibrated"] = True
         return plan
 
     parts = [planned(place, part) for place, part in drafters(pipeline)]

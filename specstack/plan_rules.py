@@ -253,6 +253,10 @@ def warnings(context: Context) -> Iterator[str]:
         yield f"the last {unreached} rows of the budget are for more than {most} requests: unused"
     if plan.speculates and engine.attention_backend == "fa3":
         yield "engine.attention_backend fa3 fixes one verify width: prefer triton or flashinfer"
+    if plan.speculates and plan.verify.kind == "typical":
+        yield "verify typical changes the distribution of what is sampled: not the target's output"
+    if engine.device == "cuda" and plan.tree.options.get("cost") is not None:
+        yield "tree.cost on cuda: what it leaves out is computed all the same, as padding"
     if plan.speculates and engine.device == "cuda":
         yield "verify steps run without CUDA graphs: SGLang captures them without the tree mask"
     if context.host.accelerator == "amd" and engine.device == "cuda":

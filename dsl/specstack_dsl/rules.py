@@ -17,6 +17,7 @@ from specstack_dsl.engine_args import (
     turns_on,
 )
 from specstack_dsl.errors import Problem, did_you_mean
+from specstack_dsl.parts.head import HeadPart
 from specstack_dsl.sections import Pipeline
 from specstack_dsl.sglang_args import frozen
 
@@ -65,14 +66,16 @@ def a_budget_fits_the_nodes_of_its_tree(pipeline: Pipeline) -> Iterator[Finding]
     if most is None:
         return
     tree = pipeline.tree.kind
-    shape = [f"tree.{name}" for name in ("depth", "width") if name in pipeline.tree.options]
+    options = ("depth", "width", "paths")
+    shape = [f"tree.{name}" for name in options if name in pipeline.tree.options]
     for index, (_, budget) in enumerate(pipeline.budget.steps):
         row = f"budget.rows.{index}.draft_budget"
         if budget > most:
             yield (
                 row if pipeline.states(row) else "budget.draft_budget",
                 f"{budget} drafts do not fit tree {tree}, which has at most {most} here:"
-                f" lower it, or raise {' or '.join(shape)}",
+                f" lower it, or {'add to' if 'tree.paths' in shape else 'raise'}"
+                f" {' or '.join(shape)}",
             )
 
 
@@ -177,10 +180,10 @@ def drawn_drafts_are_all_verified(pipeline: Pipeline) -> Iterator[Finding]:
             )
 
 
-@rule("drafter", "verify", "budget")
+@rule("drafter", "budget")
 def drawn_drafts_are_verified_at_any_survival(pipeline: Pipeline) -> Iterator[Finding]:
     """Non-anticipation: whether a draft is verified may not depend on the value drawn."""
-    if "draft_law" not in pipeline.verify.needs | pipeline.drafter.provided:
+    if "draft_law" not in pipeline.drafter.provided:
         return
     options = pipeline.budget.options
     rows = {f"budget.rows.{index}": row for index, row in enumerate(options.get("rows", ()))}
@@ -191,3 +194,24 @@ def drawn_drafts_are_verified_at_any_survival(pipeline: Pipeline) -> Iterator[Fi
                 "would drop drawn drafts for what was drawn, which biases the output: set it to 0,"
                 " or use drafter.drafts best and verify sample_and_walk",
             )
+
+
+@rule("drafter", "tree")
+def limits_of_a_search_are_for_heads(pipeline: Pipeline) -> Iterator[Finding]:
+    """What nobody reads would be ignored."""
+    members = pipeline.drafter.members
+    heads = [
+        ("drafter" if members is None else f"drafter.of.{index}", part)
+        for index, part in enumerate(members or (pipeline.drafter,))
+        if isinstance(part, HeadPart)
+    ]
+    if "paths" in pipeline.tree.search:
+        for place, head in heads:
+            if head.width is not None:
+                yield f"{place}.width", "tree static has a width of its own: remove the line"
+    if getattr(pipeline.tree, "frontier", None) is not None and not heads:
+        yield (
+            "tree.frontier",
+            f"it bounds what a head scores, and drafter {pipeline.drafter.kind} has none:"
+            " remove the line",
+        )

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from specstack.types import Drawing, SamplingTensors
+from specstack.types import Drawing, SamplingTensors, index_on
 from specstack.verify.uniforms import seeded_uniforms
 
 
@@ -45,15 +45,15 @@ class UniformSource:
         drawn = torch.randint(
             torch.iinfo(torch.int64).max, (len(seeds),), generator=self._generator, device=device
         )
+        if all(seed is None for seed in seeds):
+            return drawn
         stated, is_seeded = self._stated(seeds)
         return torch.where(is_seeded, stated, drawn)
 
     def _stated(self, seeds: list[int | None]) -> tuple[Int[Tensor, " B"], Bool[Tensor, " B"]]:
         device = self._generator.device
-        return (
-            torch.tensor([seed or 0 for seed in seeds], dtype=torch.int64, device=device),
-            torch.tensor([seed is not None for seed in seeds], device=device),
-        )
+        is_seeded = index_on([seed is not None for seed in seeds], device).to(torch.bool)
+        return index_on([seed or 0 for seed in seeds], device), is_seeded
 
 
 def drawing(batch: Any, uniforms: UniformSource) -> Drawing:

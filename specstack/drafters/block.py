@@ -57,6 +57,8 @@ class BlockDrafter(HeadDrafter):
             )
         self._candidates = candidates
         self._conditioning = self.config.conditioning.kind if conditioned else "none"
+        if self.draws and self._conditioning == "refresh":
+            raise ValueError("a second pass chooses drafts again, which drawn ones cannot follow")
         self._head: BlockHead
         self._pool: DraftPool
         self._writer: ContextWriter | None = None

@@ -25,7 +25,8 @@ DRAFT_STREAM = 0x5EED_0F_D2AF75
 """Apart from the numbers that verification draws with."""
 MAX_DEPTH = 1 << 10
 NUM_CANDIDATES = 64
-"""Tokens of a node that can be drawn, or as many as are: any law is exact that the rule knows."""
+"""Tokens of a node that can be drawn. Any law is exact, as long as the rule knows it; where a
+corrector scores its own candidates, those are the law."""
 
 
 Depth = int | Int[Tensor, " F"]
@@ -123,4 +124,4 @@ class Drawn:
         streams = streams.expand(tokens.shape[:2]).flatten()
         uniforms = seeded_uniforms(streams, tokens.flatten(0, 1)).view(tokens.shape)
         smallest = 2.0**-54  # half a step of the uniforms: no infinite noise
-        return -torch.log(-torch.log(uniforms + smallest))
+        return -torch.log(-torch.log(uniforms.clamp(min=smallest)))

@@ -50,6 +50,9 @@ class HeadDrafter(FeatureDrafter):
         self._max_depth = max_depth
         self.search = make_search(**(search or {}))
         self.draws = drafts == "drawn"
+        if self.draws and not self.search.is_fixed:
+            # Choosing among drawn drafts would spoil the law that p is divided by.
+            raise ValueError(f"drawn drafts need a search of fixed shape, got {search}")
         self._token_ids: Int[Tensor, " W"] | None = None
         """Target ids of the draft vocabulary; None: all tokens are drafted."""
 

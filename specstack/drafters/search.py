@@ -31,6 +31,8 @@ class Search(Protocol):
     """Chooses among the children of a frontier."""
 
     is_plain: bool
+    is_fixed: bool
+    """What is expanded depends on no value, drawn or computed."""
 
     def width(self, draft_budget: int) -> int:
         """Most children of a node that it can use."""
@@ -70,6 +72,7 @@ class BestSearch:
         self._width, self._frontier, self._families = width, frontier, families
         self.is_plain = frontier is None and not families and not calibrated
         """The best paths of all depths are all that is wanted."""
+        self.is_fixed = width == 1
 
     def width(self, draft_budget: int) -> int:
         """As given; a tree has no more nodes than the budget."""
@@ -91,9 +94,10 @@ class BestSearch:
 
 
 class ShapeSearch:
-    """The nodes of a fixed shape: what is expanded depends on no value, drawn or computed."""
+    """The nodes of a fixed shape."""
 
     is_plain = False
+    is_fixed = True
 
     def __init__(self, paths: Sequence[Path]) -> None:
         """Take paths of ranks, parents before children."""
@@ -131,5 +135,7 @@ def make_search(
 ) -> Search:
     """The search that a tree's options describe."""
     if paths is not None:
+        if width is not None or frontier is not None or families or calibrated:
+            raise ValueError("a shape has its own width, and nothing of it is left out")
         return ShapeSearch([tuple(path) for path in paths])
     return BestSearch(width, frontier, families=families, calibrated=calibrated)

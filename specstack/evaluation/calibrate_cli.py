@@ -27,7 +27,7 @@ from specstack.evaluation import cli_options as options
     required=True,
     metavar="CALIBRATION.json",
     help="Its folder is made if need be.",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
 )
 @click.option(
     "--answers",
@@ -79,10 +79,13 @@ def calibrate(output: Path, form: str, **given: Any) -> None:
       specstack draft calibrate my.yaml --answers answers.jsonl -o calibration.json
         --holdout-share 0.02 --budget 127 --prior 20
     """
+    try:  # before the work, not after it
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.BadParameter(str(error), param_hint="--output") from None
     work, made = _import("calibrate:calibrate"), _import("calibrate:CalibrateOptions")
     with options.exit_codes(), options.progress_bars() as bar:
         found = work(made(**given), bar)
-    output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(found.file.as_text(), "utf-8")
     if form == "json":
         click.echo(found.file.as_text(), nl=False)

@@ -23,10 +23,11 @@ class RoundCost:
         """Take (drafts, milliseconds) with rising drafts from 0 on; straight lines between them."""
         drafts = [point[0] for point in points]
         times = [point[1] for point in points]
-        if len(points) < 2 or drafts[0] != 0 or any(np.diff(drafts) <= 0) or min(times) <= 0:
+        rises = all(np.diff(drafts) > 0) and all(np.diff(times) >= 0)
+        if len(points) < 2 or drafts[0] != 0 or times[0] <= 0 or not rises:
             raise ValueError(
                 "cost must be at least two points (drafts, milliseconds), drafts rising from 0 on,"
-                f" times positive; got {list(points)}"
+                f" times positive and not falling; got {list(points)}"
             )
         self._drafts, self._times = drafts, times
         self._slope = (times[-1] - times[-2]) / (drafts[-1] - drafts[-2])

@@ -62,9 +62,12 @@ class RankedBuilder:
             assert not is_priced, "drawn drafts are all verified"
             return self._drawn(proposal, bonus_tokens, draft_budget)
         parents, log_q = proposal.parent_index, proposal.log_q
+        if self.has_fixed_shape:  # by the drafter's own ranks, as it expanded them
+            log_q = self._without(parents, log_q, draft_budget)
         if self._calibration is not None:
             log_q = self._calibration(parents, log_q, self.depth)
-        log_q = self._without(parents, log_q, draft_budget)
+        if not self.has_fixed_shape:
+            log_q = self._without(parents, log_q, draft_budget)
         best = best_nodes(parents, log_q, draft_budget, max_depth=self.depth)
         path_log_q = best.path_log_q
         if self._cost is not None:

@@ -1,7 +1,8 @@
 """Uniform numbers that depend on nothing but a request's seed and the token's position.
 
 A seeded request therefore repeats itself whatever the drafter, the budget, the batch it runs in
-or the round that a token falls into. Generator: splitmix64 (Steele, Lea and Flood, OOPSLA 2014)
+or the round that a token falls into; unless its drafts are drawn, which decide what is emitted.
+Generator: splitmix64 (Steele, Lea and Flood, OOPSLA 2014)
 as a counter-based hash.
 """
 

@@ -49,6 +49,7 @@ NOT_IN_THE_SCHEMA = {
     "types_paths_twice": "a relation between two paths",
     "types_paths_with_a_gap": "a relation between two paths",
     "types_cost_not_rising": "a relation between two points",
+    "types_cost_falling": "a relation between two points",
     "types_cost_without_plain_decoding": "checked by code",
 }
 

@@ -12,8 +12,8 @@ PRICED = "budget: {kind: fixed, draft_budget: 4, min_survival: 0.1}\n"
 
 
 def test_consent_is_no_option_of_the_rule() -> None:
-    verify = loads(HEAD + "verify: {kind: typical, lossy: true, epsilon: 0}\n").verify
-    assert verify.options == {"epsilon": 0.0, "delta": 0.3}
+    verify = loads(HEAD + "verify: {kind: typical, lossy: true, epsilon: 0.5}\n").verify
+    assert verify.options == {"epsilon": 0.5, "delta": 0.3}
 
 
 @pytest.mark.parametrize("kind", ["rejection", "block", "sample_and_walk", "greedy"])

@@ -6,11 +6,13 @@ import itertools
 
 import pytest
 import torch
+from head_bench import CASES, REFRESH, Bench
 from scipy.stats import chisquare
 
 from specstack.drafters.choice import NUM_CANDIDATES, Best, Drawn
 from specstack.drafters.expansion import Children, Frontier, expand
 from specstack.drafters.search import make_search
+from specstack.models.heads.testing import HIDDEN
 from specstack.trees.chain import ChainBuilder
 from specstack.trees.static import StaticBuilder
 from specstack.types import DraftBatch, Drawing, NodeLogits, SamplingTensors
@@ -142,6 +144,28 @@ def test_where_a_law_runs_out_of_tokens_there_is_no_draft():
     children = Drawn.of(a_batch(1), 3).of_logits(log_q, None, 0)
     assert children.tokens[0, 0, 0] == 0
     assert children.log_q[0, 0].tolist() == [0.0, -torch.inf, -torch.inf]
+
+
+@pytest.mark.parametrize(
+    ("search", "message"),
+    [
+        ({"width": 3}, "drawn drafts need a search of fixed shape"),
+        ({}, "drawn drafts need a search of fixed shape"),
+        ({"width": 2, "families": True}, "drawn drafts need a search of fixed shape"),
+        ({"width": 1, "paths": [[0]]}, "a shape has its own width"),
+    ],
+)
+def test_a_drafter_refuses_to_choose_among_drawn_drafts(search, message, tmp_path):
+    """The second lock behind the language's rules: the law would be another."""
+    with pytest.raises(ValueError, match=message):
+        Bench("block", tmp_path, search=search, drafts="drawn")
+
+
+def test_a_second_pass_refuses_drawn_drafts(tmp_path, monkeypatch):
+    monkeypatch.setitem(CASES, "refresh", ("block", HIDDEN, REFRESH))
+    with pytest.raises(ValueError, match="a second pass chooses drafts again"):
+        Bench("refresh", tmp_path, search={"width": 1}, drafts="drawn")
+    Bench("refresh", tmp_path, search={"width": 1}, drafts="drawn", conditioned=False)
 
 
 @pytest.mark.parametrize("budget", [1, 3, 5])

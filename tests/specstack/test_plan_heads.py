@@ -190,6 +190,27 @@ class TestOptions:
         assert made.origins["drafter.context"] == "derived: the checkpoint"
         assert made.origins["drafter.search"] == "derived: the tree"
 
+    @pytest.mark.parametrize(
+        ("tree", "width", "found"),
+        [
+            ("{kind: chain, depth: 3}", 3, 1),
+            ("{kind: best_first, depth: 3, width: 2}", 3, 2),
+            ("{kind: best_first, depth: 3, width: 4}", 3, 3),
+            ("{kind: best_first, depth: 3}", 3, 3),
+        ],
+    )
+    @pytest.mark.parametrize("drafts", ["best", "drawn"])
+    def test_a_head_narrows_a_tree_and_never_widens_it(
+        self, tree: str, width: int, found: int, drafts: str
+    ) -> None:
+        """A chain of drawn drafts that were chosen among several would bias the output."""
+        if drafts == "drawn" and "chain" not in tree:
+            pytest.skip("refused by the language")
+        head = f"{{kind: block, checkpoint: ./markov, width: {width}, drafts: {drafts}}}"
+        made = plan(f"drafter: {head}\ntree: {tree}\n")
+        assert made.drafter.options["search"] == {"width": found}
+        bind(made)
+
     def test_conditioning_none_leaves_out_what_a_head_has(self) -> None:
         text = "drafter: {kind: block, checkpoint: ./markov%s}\n" + TREE
         assert plan(text % "").drafter.options["conditioned"] is True

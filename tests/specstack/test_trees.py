@@ -242,6 +242,7 @@ def test_no_candidates_give_a_lone_root(builder, budget):
         (lambda: StaticBuilder([[1]]), "paths must be distinct and name parents"),
         (lambda: RoundCost([(0, 1.0)]), "cost must be at least two points"),
         (lambda: RoundCost([(1, 1.0), (2, 2.0)]), "drafts rising from 0 on"),
+        (lambda: RoundCost([(0, 30.0), (5, 20.0)]), "positive and not falling"),
         (lambda: Calibration([[0.0]]), r"log_factor must be \[depths\]\[ranks\]\[2\]"),
     ],
 )
@@ -344,6 +345,20 @@ def test_calibration_scales_drafts_by_place(case, depth):
     other = BestFirstBuilder(depth).build(same, bonus, budget)
     assert torch.equal(one.tokens, other.tokens)
     check_form(one, bonus)
+
+
+def test_calibration_leaves_a_shape_as_it_is():
+    """Factors that swap siblings: their children stay those that the drafter expanded."""
+    proposal = DraftProposal(
+        torch.tensor([[1, 2, 3]]), torch.tensor([[-1, -1, 0]]), torch.tensor([[-0.1, -0.2, -0.3]])
+    )
+    swap = {"log_factor": [[[0.0, -5.0], [0.0, 0.0]], [[0.0, 0.0]] * 2]}
+    shape = [[0], [1], [0, 0]]
+    for builder in (StaticBuilder(shape, swap), StaticBuilder(shape)):
+        tree = builder.build(proposal, torch.tensor([0]), 3)
+        assert drafts_of(tree, 0) == {1, 2, 3}
+    chain = ChainBuilder(2, swap).build(proposal, torch.tensor([0]), 2)
+    assert drafts_of(chain, 0) == {1, 3}
 
 
 @given(cases, st.lists(st.floats(0.1, 5.0), min_size=1, max_size=6))

@@ -26,6 +26,11 @@ def _rising(points: tuple[tuple[int, float], ...]) -> tuple[tuple[int, float], .
             raise ValueError(
                 f"drafts must rise from point to point: {following[0]} comes after {one[0]}"
             )
+        if following[1] < one[1]:
+            raise ValueError(
+                f"a round with more drafts is not faster: {following[1]:g} ms come after"
+                f" {one[1]:g} ms"
+            )
     return points
 
 

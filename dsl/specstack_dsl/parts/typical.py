@@ -23,11 +23,11 @@ class Typical(VerifyPart):
         json_schema_extra={"const": True},
     )
     epsilon: float = Field(
-        0.09, ge=0, le=1, strict=False, description="A draft at least this probable is accepted"
+        0.09, gt=0, le=1, strict=False, description="A draft at least this probable is accepted"
     )
     delta: float = Field(
         0.3,
-        ge=0,
+        gt=0,
         le=1,
         strict=False,
         description="So is one above this share of exp(-entropy) of the target's distribution",

@@ -9,10 +9,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from specstack_kernels.aot import AotCase
+from specstack_kernels.torch_ops.best_nodes import best_nodes as in_torch
 from specstack_kernels.types import BestNodes
 
 COST_SHIFT = tl.constexpr(32)
 TAKEN = tl.constexpr(0x7FFFFFFFFFFFFFFF)
+MAX_CANDIDATES = 4096
+"""What a program holds in registers without spilling them."""
 
 
 def best_nodes(
@@ -24,6 +27,8 @@ def best_nodes(
 ) -> BestNodes:
     """Return the S = min(num_drafts, M) best candidates of each request. Host sync: none.
 
+    More candidates than `MAX_CANDIDATES` are ranked by `torch_ops`.
+
     Args:
         parent_index: a candidate before this one, or -1 for the root; of a slot without a
             candidate any number in [-1, M).
@@ -32,6 +37,8 @@ def best_nodes(
     """
     batch, num_candidates = log_q.shape
     assert log_q.dtype == torch.float32, f"log q in {log_q.dtype}"
+    if num_candidates > MAX_CANDIDATES:
+        return in_torch(parent_index, log_q, num_drafts, max_depth=max_depth)
     num_kept = min(num_drafts, num_candidates)
     order = parent_index.new_empty((batch, num_kept))
     best = BestNodes(order, log_q.new_empty((batch, num_kept)), torch.empty_like(order))

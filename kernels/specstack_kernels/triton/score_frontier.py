@@ -12,10 +12,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from specstack_kernels.aot import AotCase
+from specstack_kernels.torch_ops.score_frontier import score_frontier as in_torch
 from specstack_kernels.types import ScoredFrontier
 
 BLOCK_F = 16
 """Fewest rows of a matrix instruction."""
+MAX_CANDIDATES = 512
+"""What a program holds of a node."""
 
 
 @triton.jit(do_not_specialize=["num_nodes"])
@@ -101,11 +104,14 @@ def score_frontier(
 ) -> ScoredFrontier:
     """Return log q of all candidates and each node's best `width`. Host sync: none.
 
-    State and rows have one dtype and a contiguous last axis, base too.
+    State and rows have one dtype and a contiguous last axis, base too. More candidates than
+    `MAX_CANDIDATES` are scored by `torch_ops`.
     """
     batch, nodes, rank = state.shape
     candidates = rows.shape[1]
     width = min(width, candidates)
+    if candidates > MAX_CANDIDATES:
+        return in_torch(state, rows, base, rest, width=width)
     assert state.stride(2) == rows.stride(2) == base.stride(1) == 1
     log_q = torch.empty((batch, nodes, candidates), dtype=torch.float32, device=state.device)
     best_log_q = log_q.new_empty((batch, nodes, width))

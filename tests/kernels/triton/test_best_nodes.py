@@ -10,7 +10,7 @@ import torch
 
 from specstack_kernels.reference.best_nodes import best_nodes as reference
 from specstack_kernels.testing_candidates import random_trie
-from specstack_kernels.triton.best_nodes import best_nodes
+from specstack_kernels.triton.best_nodes import MAX_CANDIDATES, best_nodes
 
 SHAPES = [
     (1, 1, 1, 1),
@@ -70,3 +70,9 @@ def test_a_changed_depth_changes_the_nodes():
     changed = best_nodes(*trie, 20, max_depth=2)
     assert not torch.equal(changed.order, expected.order)
     assert not torch.equal(changed.parent_node, expected.parent_node)
+
+
+def test_more_candidates_than_a_program_holds_are_ranked_all_the_same():
+    parents, log_q = random_trie(1, MAX_CANDIDATES + 1, 0)
+    expected = reference(parents, log_q, 9, max_depth=3)
+    assert_equal(best_nodes(parents, log_q, 9, max_depth=3), expected)

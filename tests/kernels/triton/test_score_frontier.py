@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specstack_kernels.reference.score_frontier import score_frontier as reference
-from specstack_kernels.triton.score_frontier import score_frontier
+from specstack_kernels.triton.score_frontier import MAX_CANDIDATES, score_frontier
 
 SHAPES = [(1, 1, 64, 64), (2, 17, 5, 12), (3, 16, 64, 130), (1, 3, 1, 1), (2, 33, 40, 80)]
 """(B, F, C, R): the root, one past a block, odd sizes, a lone candidate."""
@@ -86,3 +86,10 @@ def test_no_nodes():
     empty = score_frontier(inputs[0][:, :0], *inputs[1:], width=3)
     assert empty.log_q.shape == (2, 0, 6)
     assert empty.best_index.shape == empty.best_log_q.shape == (2, 0, 3)
+
+
+def test_more_candidates_than_a_program_holds_are_scored_all_the_same():
+    inputs = random_inputs(1, 2, MAX_CANDIDATES + 1, 16)
+    expected, actual = reference(*inputs, width=4), score_frontier(*inputs, width=4)
+    torch.testing.assert_close(actual.best_log_q, expected.best_log_q, atol=2e-5, rtol=2e-5)
+    assert torch.equal(actual.best_index, expected.best_index)
