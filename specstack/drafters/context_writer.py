@@ -88,4 +88,9 @@ class ContextWriter:
 
 
 def _stacked(modules: Iterable[nn.Module]) -> Tensor:
-    return torch.stack([cast(Tensor, module.weight) for module in modules])
+    """Weights as one tensor, of which the modules' own become views: nothing is kept twice."""
+    found = list(modules)
+    stack = torch.stack([cast(Tensor, module.weight) for module in found])
+    for module, weight in zip(found, stack, strict=True):
+        cast(Tensor, module.weight).data = weight
+    return stack
