@@ -6,10 +6,12 @@ kernels to. Registers and shared memory are ptxas' own numbers, read from the cu
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -22,6 +24,8 @@ MAX_SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 """Shared memory of one thread block (CUDA C++ programming guide, compute capabilities)."""
 MAX_REGISTERS = 255
 """Per thread."""
+ASSEMBLERS = ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH")
+"""Environment variables that name another one."""
 
 
 @dataclass(frozen=True)
@@ -79,8 +83,20 @@ def compile_case(case: AotCase, capability: int) -> Resources:
         },
     )
     options = {"num_warps": case.num_warps, "num_stages": case.num_stages}
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    target = GPUTarget("cuda", capability, 32)
+    with _tritons_own_assembler():
+        compiled = triton.compile(source, target=target, options=options)
     return _resources(compiled.asm["cubin"], compiled.metadata.shared)
+
+
+@contextmanager
+def _tritons_own_assembler() -> Iterator[None]:
+    """The ptxas that comes with Triton: importing FlashInfer points Triton at the machine's."""
+    others = {name: os.environ.pop(name) for name in ASSEMBLERS if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(others)
 
 
 def _resources(cubin: bytes, dynamic_shared: int) -> Resources:

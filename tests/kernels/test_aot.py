@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from importlib import import_module
 from pathlib import Path
@@ -58,6 +59,15 @@ def test_a_kernel_stays_within_what_is_recorded(name):
         assert taken.registers <= min(limits[0], MAX_REGISTERS), capability
         assert taken.shared_bytes <= min(limits[1], MAX_SHARED_BYTES[capability]), capability
         assert taken.spilled_bytes <= limits[2], capability
+
+
+def test_another_assembler_in_the_environment_changes_nothing(monkeypatch):
+    """FlashInfer names one when it is imported."""
+    case = next(iter(CASES.values()))
+    expected = compile_case(case, 100)
+    monkeypatch.setenv("TRITON_PTXAS_BLACKWELL_PATH", "/nowhere/ptxas")
+    assert compile_case(case, 100) == expected
+    assert os.environ["TRITON_PTXAS_BLACKWELL_PATH"] == "/nowhere/ptxas"
 
 
 def test_what_does_not_compile_is_noticed():
