@@ -80,7 +80,7 @@ def message(
         bound = f"at least {context['ge']}" if "ge" in context else f"at most {context['le']}"
         return f"expected {bound}, found {found(value)}"
     if kind == "greater_than":
-        return f"expected above {context['gt']}, found {found(value)}"
+        return f"expected above {context['gt']:g}, found {found(value)}"
     if kind == "too_short":
         items = "item" if context["min_length"] == 1 else "items"
         return (

@@ -112,7 +112,7 @@ schedule: {stages: [{until: 0.5, freeze: [fusion]}]}
         ),
         ("target.model=a b", "target.model: 'a b' is not a model"),
         ("seed=-1", "seed: expected at least 0, found -1"),
-        ("optimiser.lr=0", "optimiser.lr: Input should be greater than 0, found 0"),
+        ("optimiser.lr=0", "optimiser.lr: expected above 0, found 0"),
     ],
 )
 def test_sections_must_agree(tmp_path: Path, override: str, message: str) -> None:
