@@ -271,6 +271,11 @@ class SamplingTensors:
     use_top_k_top_p: bool = True
     """Host knowledge: some request uses top_p < 1 or 1 < top_k < V. False saves a sort."""
 
+    @property
+    def filters(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Temperature, top-k, top-p and min-p, as ops take them."""
+        return self.temperature, self.top_k, self.top_p, self.min_p
+
 
 @dataclass(frozen=True)
 class AcceptResult:

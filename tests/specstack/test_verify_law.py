@@ -105,7 +105,7 @@ class WrongRule:
 
     def accept(self, tree, logits, sampling, *, max_depth):
         rows = torch.arange(logits.rows.shape[0])
-        settings = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
+        settings = sampling.filters
 
         def choose(step, node):
             probs = filter_probs(logits.values[logits.rows[rows, node]], *settings)

@@ -13,7 +13,7 @@ from specstack_kernels.torch_ops.walk import walk_tree
 def _laws_at(tree, logits, sampling, node):
     """p and q of every token [B, V], float64, at a node of each request."""
     rows = torch.arange(node.shape[0])
-    settings = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p
+    settings = sampling.filters
     p = filter_probs(logits.values[logits.rows[rows, node]], *settings).double()
     q = tree.law.probs[rows, node].double()
     return p, torch.zeros_like(p).scatter(1, tree.law.tokens[rows, node], q)
