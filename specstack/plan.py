@@ -311,5 +311,7 @@ def sglang_args(plan: Plan) -> dict[str, Any]:
     elif plan.speculates:
         # SGLang captures the verify step of a plug-in's algorithm without its tree mask.
         args["cuda_graph_backend_decode"] = "disabled"
+        # The first token of an answer follows the law that the verification rules follow.
+        args["sampling_backend"] = "pytorch"
     args.update(engine.args)
     return {name: value for name, value in args.items() if value is not None}

@@ -217,6 +217,13 @@ class TestSGLang:
         graphs = {name: value for name, value in args.items() if name.startswith("cuda_graph")}
         assert graphs == {"cuda_graph_backend_decode": "disabled"}
 
+    def test_first_tokens_on_an_accelerator_follow_the_law_of_the_rules(self) -> None:
+        assert sglang_args(plan(host=GPU))["sampling_backend"] == "pytorch"
+        own = sglang_args(plan("engine: {args: {sampling_backend: flashinfer}}\n", host=GPU))
+        assert own["sampling_backend"] == "flashinfer"
+        for other in (plan("drafter: none\n", host=GPU), plan()):
+            assert "sampling_backend" not in sglang_args(other)
+
     def test_further_arguments_are_added_by_name(self) -> None:
         args = sglang_args(plan("engine: {args: {trust_remote_code: true}}\n"))
         assert args["trust_remote_code"] is True
@@ -225,4 +232,5 @@ class TestSGLang:
         from specstack_dsl.sglang_args import frozen
 
         text = "engine: {max_total_tokens: 1, context_length: 1}\n"
-        assert set(sglang_args(plan(text))) <= frozen()[1]
+        for host in (CPU, GPU):
+            assert set(sglang_args(plan(text, host=host))) <= frozen()[1]
