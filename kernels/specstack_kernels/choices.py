@@ -28,7 +28,7 @@ GPU_KERNELS = (
     "top_tokens",
 )
 """Ops with a Triton kernel."""
-TORCH_ONLY = ("accept_typical", "accumulate_log_q", "invert_cdf")
+TORCH_ONLY = ("accept_typical", "accumulate_log_q", "invert_cdf", "path_slots")
 """Ops without one."""
 
 

@@ -28,6 +28,7 @@ from specstack_kernels.torch_ops.filter_probs import filter_probs as _filter_pro
 from specstack_kernels.torch_ops.link_tree import link_tree as _link_tree
 from specstack_kernels.torch_ops.mix_kv import mix_kv as _mix_kv
 from specstack_kernels.torch_ops.move_kv import move_kv as _move_kv
+from specstack_kernels.torch_ops.move_kv import path_slots
 from specstack_kernels.torch_ops.pack_bits import pack_bits as _pack_bits
 from specstack_kernels.torch_ops.pack_tree_mask import pack_tree_mask as _pack_tree_mask
 from specstack_kernels.torch_ops.sample_and_walk import invert_cdf
@@ -40,6 +41,7 @@ __all__ = [
     "accept_block", "accept_greedy", "accept_rejection", "accept_typical", "accumulate_log_q",
     "best_nodes", "best_prefixes", "context_kv", "count_mask_bytes", "draft_attention",
     "filter_probs", "invert_cdf", "link_tree", "mix_kv", "move_kv", "pack_bits", "pack_tree_mask",
+    "path_slots",
     "sample_and_walk", "score_frontier", "sum_kv", "top_tokens",
 ]  # fmt: skip
 

@@ -11,10 +11,9 @@ from typing import Any
 from jaxtyping import Int
 from torch import Tensor
 
-from specstack_kernels.ops import move_kv
+from specstack_kernels.ops import move_kv, path_slots
 from specstack_serving import sglang_compat as sgl
 from specstack_serving.cpu.pool import CpuMHATokenToKVPool
-from specstack_serving.verify_input import path_slots
 
 PLAIN_POOLS = (sgl.MHATokenToKVPool, CpuMHATokenToKVPool)
 

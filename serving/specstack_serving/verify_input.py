@@ -158,16 +158,3 @@ def _full_mask(batch: Any, tree_mask: Bool[Tensor, "B N N"]) -> Bool[Tensor, " T
     """SGLang's FULL_MASK: per node a row of `seq_len + N`, requests one after another."""
     num_tokens = int(batch.seq_lens_cpu.sum())
     return pack_tree_mask(tree_mask, batch.seq_lens, num_tokens=num_tokens).full
-
-
-def path_slots(
-    window: Int[Tensor, "B N"], accept_index: Int[Tensor, "B K"]
-) -> tuple[Int[Tensor, " T"], Int[Tensor, " T"]]:
-    """Slots to write and slots to read that bring the accepted paths to the window's front.
-
-    Padding reads and writes the same slot. Host sync: none.
-    """
-    target = window[:, : accept_index.shape[1]]
-    source = window.gather(1, accept_index.clamp(min=0))
-    source = torch.where(accept_index >= 0, source, target)
-    return target.reshape(-1), source.reshape(-1)

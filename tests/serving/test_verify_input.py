@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specstack.types import DraftTree
-from specstack_kernels.ops import link_tree
+from specstack_kernels.ops import link_tree, path_slots
 from specstack_kernels.testing import random_tree
 from specstack_serving import sglang_compat as sgl
 from specstack_serving.verify_input import (
@@ -18,7 +18,6 @@ from specstack_serving.verify_input import (
     TreeVerifyInput,
     _full_mask,
     pack_nodes,
-    path_slots,
     verify_batch,
     window_slots,
 )

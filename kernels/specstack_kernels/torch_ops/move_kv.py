@@ -19,11 +19,20 @@ def move_kv(
         window: slots; no slot stands twice.
         accept_index: node ids, rising; -1 moves nothing.
     """
-    target = window[:, : accept_index.shape[1]]
-    source = window.gather(1, accept_index.clamp(min=0))
-    # Padding reads and writes the same slot.
-    source = torch.where(accept_index >= 0, source, target).flatten()
-    target = target.flatten()
+    target, source = path_slots(window, accept_index)
     for pool in pools:
         rows = pool.view(torch.uint8) if pool.dtype.itemsize == 1 else pool  # float8 has no gather
         rows.index_copy_(0, target, rows.index_select(0, source))
+
+
+def path_slots(
+    window: Int[Tensor, "B N"], accept_index: Int[Tensor, "B K"]
+) -> tuple[Int[Tensor, " T"], Int[Tensor, " T"]]:
+    """Slots to write and slots to read that bring the accepted paths to the window's front.
+
+    Padding reads and writes the same slot. Host sync: none.
+    """
+    target = window[:, : accept_index.shape[1]]
+    source = window.gather(1, accept_index.clamp(min=0))
+    source = torch.where(accept_index >= 0, source, target)
+    return target.reshape(-1), source.reshape(-1)
