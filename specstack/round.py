@@ -11,15 +11,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from specstack.budget.base import Budget
+from specstack.drafters.backlog import Backlog
 from specstack.drafters.base import Drafter, FeatureNeeds
-from specstack.metrics.record import RoundRecord
+from specstack.outcome import HostCopy, RoundOutcome
 from specstack.trees.base import TreeBuilder
 from specstack.types import (
     AcceptResult,
@@ -36,8 +36,6 @@ from specstack.verify.base import VerifyRule
 
 MAX_PENDING = 64
 """Rounds whose tokens may wait on the device; the host waits for them when more do."""
-MAX_DRAFTERS = 8
-"""Of a merge."""
 
 
 class Target(Protocol):
@@ -59,57 +57,13 @@ class Target(Protocol):
         """The features of the path that was just committed; None if none were captured."""
 
 
-class _HostCopy:
-    """A tensor on its way to the host."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._copy = tensor.to("cpu", non_blocking=True)
-        self._done: torch.Event | None = None
-        if tensor.device.type != "cpu":
-            self._done = torch.Event(tensor.device)
-            self._done.record()
-
-    def tolist(self) -> Any:
-        """Host sync: waits for what was queued before the copy, and for nothing after it."""
-        if self._done is not None:
-            self._done.synchronize()
-        return self._copy.tolist()
-
-
-@dataclass(frozen=True)
-class RoundOutcome:
-    """What a round leaves to its caller."""
-
-    tree: DraftTree
-    accepted: AcceptResult
-    _facts: dict[str, Any]
-    _drafts_per_depth: _HostCopy
-    _num_drafting: _HostCopy
-    _per_drafter: _HostCopy | None
-
-    @property
-    def record(self) -> RoundRecord:
-        """Host sync: waits for the round, if its trees were built on a device."""
-        counts = self._drafts_per_depth.tolist()
-        while counts and counts[-1] == 0:
-            counts.pop()
-        drafts, correct = self._per_drafter.tolist() if self._per_drafter else ((), ())
-        return RoundRecord(
-            num_drafting=self._num_drafting.tolist(),
-            nodes_per_depth=tuple(counts),
-            drafts_per_drafter=tuple(drafts),
-            correct_per_drafter=tuple(correct),
-            **self._facts,
-        )
-
-
 @dataclass(frozen=True)
 class _Emitted:
     """Tokens that the host has not seen yet."""
 
     slots: tuple[int, ...]
-    emitted: _HostCopy
-    accept_lens: _HostCopy
+    emitted: HostCopy
+    accept_lens: HostCopy
 
 
 class Speculator:
@@ -123,6 +77,7 @@ class Speculator:
         verify_widths: Sequence[int],
     ) -> None:
         self._drafter = drafter
+        self._backlog = Backlog(drafter)
         self._tree_builder = tree_builder
         self._verify_rule = verify_rule
         self._verify_widths = sorted(verify_widths)
@@ -143,13 +98,14 @@ class Speculator:
 
     def absorb(self, committed: CommittedTokens) -> None:
         """Hand over the features of a prefill; `round` does it with its own. Host sync: none."""
+        self._backlog.flush()
         self._drafter.absorb(committed)
 
     def emitted(self, slots: Sequence[int], tokens: Tensor, accept_lens: Tensor) -> None:
         """Queue emitted tokens ([B, K], [B]). Host sync: none on this round or those after it."""
         if len(self._pending) == MAX_PENDING:  # nobody asked for long
             self._catch_up()
-        self._pending.append(_Emitted(tuple(slots), _HostCopy(tokens), _HostCopy(accept_lens)))
+        self._pending.append(_Emitted(tuple(slots), HostCopy(tokens), HostCopy(accept_lens)))
 
     def output_tokens(self, slot: int) -> list[int]:
         """All tokens that the request in `slot` has emitted. Waits for the last round."""
@@ -178,9 +134,12 @@ class Speculator:
             speculate: False for requests that opted out; they ride along with the root alone.
         """
         started = time.perf_counter()
+        num_opted_out, limits = len(slots) - sum(speculate), budget.request_budgets
+        if limits is not None:
+            speculate = [w and limit > 0 for w, limit in zip(speculate, limits, strict=True)]
         proposal = self._propose(target, speculate, budget.draft_budget)
         proposed = time.perf_counter()
-        tree, counts = self._build(proposal, bonus_tokens, budget)
+        tree = self._build(proposal, bonus_tokens, budget)
         built = time.perf_counter()
         logits = target.verify(tree)
         verified = time.perf_counter()
@@ -189,25 +148,28 @@ class Speculator:
         accepted = target.commit(tree, accepted)
         self.emitted(slots, accepted.emitted, accepted.accept_lens)
         finished = time.perf_counter()
-        self._absorb(target, tree, accepted)
+        self._absorb(target, tree, accepted, drafted=proposal is not None)
         facts = {
             "num_requests": len(slots),
-            "num_opted_out": len(slots) - sum(speculate),
+            "num_opted_out": num_opted_out,
+            "num_gated": len(slots) - num_opted_out - sum(speculate),
             "draft_budget": budget.draft_budget,
             "reason": budget.reason,
+            "min_survival": budget.min_survival,
             "num_draft_tokens": tree.num_draft_tokens,
             "draft_seconds": proposed - started + time.perf_counter() - finished,
             "build_seconds": built - proposed,
             "verify_seconds": verified - built,
             "accept_seconds": finished - verified,
         }
-        return RoundOutcome(tree, accepted, facts, *counts, _per_drafter(tree, accepted))
+        return RoundOutcome.of(tree, accepted, facts, self._tree_builder.depth)
 
     def _propose(
         self, target: Target, speculate: Sequence[bool], draft_budget: int
     ) -> DraftProposal | None:
         if draft_budget == 0 or not any(speculate):
             return None
+        self._backlog.flush()
         if self._drafter.needs_tokens:
             self._catch_up()
         batch = target.draft_batch()
@@ -218,7 +180,7 @@ class Speculator:
 
     def _build(
         self, proposal: DraftProposal | None, bonus_tokens: Int[Tensor, " B"], budget: Budget
-    ) -> tuple[DraftTree, tuple[_HostCopy, _HostCopy]]:
+    ) -> DraftTree:
         """Build the trees where the candidates are, in the narrowest verify width that fits.
 
         Host sync: none. How full the trees are is known, and used, on the host alone.
@@ -227,26 +189,33 @@ class Speculator:
             "a budget that the plan does not know"
         )
         if proposal is None:
-            tree = DraftTree.root_only(bonus_tokens)
-            return tree, _counts(tree, self._tree_builder.depth)
+            return DraftTree.root_only(bonus_tokens)
         allowed = min(budget.draft_budget, proposal.tokens.shape[1])
+        device, limits = proposal.tokens.device, budget.request_budgets
         tree = self._tree_builder.build(
             proposal,
-            bonus_tokens.to(proposal.tokens.device),
+            bonus_tokens.to(device),
             self._width(1 + allowed) - 1,
             budget.min_survival,
+            None if limits is None else index_on(limits, device),
         )
         if tree.tokens.device.type == "cpu":
             tree = tree.narrow(self._width(int(tree.num_nodes.max())))
-        return tree.to(bonus_tokens.device), _counts(tree, self._tree_builder.depth)
+        return tree.to(bonus_tokens.device)
 
-    def _absorb(self, target: Target, tree: DraftTree, accepted: AcceptResult) -> None:
+    def _absorb(
+        self, target: Target, tree: DraftTree, accepted: AcceptResult, *, drafted: bool
+    ) -> None:
         """Whatever the budget: a drafter that skips a round would draft from a hole."""
         if self._drafter.needs is None:
             return
         committed = target.committed(tree, accepted)
-        if committed is not None:
+        if committed is None:
+            return
+        if drafted:
             self._drafter.absorb(committed)
+        else:
+            self._backlog.add(committed)
 
     def _width(self, num_nodes: int) -> int:
         """The narrowest verify width that holds `num_nodes`."""
@@ -262,34 +231,6 @@ class Speculator:
                 if self._drafter.needs_tokens:
                     self._drafter.observe(slot, tokens)
         self._pending.clear()
-
-
-def _counts(tree: DraftTree, max_depth: int) -> tuple[_HostCopy, _HostCopy]:
-    """Live drafts at depth 1, 2, .. over all requests, and requests that have any."""
-    node = torch.arange(tree.num_draft_tokens, device=tree.tokens.device)
-    is_live = node < tree.num_nodes[:, None]
-    per_depth = torch.zeros(max_depth + 1, dtype=torch.int64, device=node.device)
-    per_depth.scatter_add_(0, tree.depth.reshape(-1), is_live.reshape(-1).long())
-    return _HostCopy(per_depth[1:]), _HostCopy((tree.num_nodes > 1).sum())
-
-
-def drafters_of(
-    sources: Int[Tensor, "B N"], accept_index: Int[Tensor, "B K"]
-) -> tuple[Int[Tensor, "B N MAX_DRAFTERS"], Int[Tensor, "B K MAX_DRAFTERS"]]:
-    """1 where a drafter of a merge proposed a draft of a tree, and of a path. Host sync: none."""
-    bits = torch.arange(MAX_DRAFTERS, device=sources.device)
-    is_from = (sources[..., None] >> bits) & 1  # 0 at the root
-    path = accept_index[..., None]
-    on_path = is_from.gather(1, path.clamp(min=0).expand(-1, -1, MAX_DRAFTERS)) * (path >= 0)
-    return is_from, on_path
-
-
-def _per_drafter(tree: DraftTree, accepted: AcceptResult) -> _HostCopy | None:
-    """Live drafts and correct drafts of each drafter of a merge, [2, MAX_DRAFTERS]."""
-    if tree.sources is None:
-        return None
-    is_from, on_path = drafters_of(tree.sources, accepted.accept_index)
-    return _HostCopy(torch.stack([is_from.sum((0, 1)), on_path.sum((0, 1))]))
 
 
 def _spread(proposal: DraftProposal, speculate: Sequence[bool]) -> DraftProposal:

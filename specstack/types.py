@@ -198,6 +198,9 @@ class DraftTree:
     """As `DraftProposal.sources`; 0 at the root and at dead nodes."""
     law: DraftLaw | None = None
     """What the children of each node were drawn from; None: drafts were not drawn at random."""
+    offered_log_q: Float[Tensor, "B S"] | None = None
+    """As `log_q`, of the drafts that the budget allowed, before a price left some out: column s is
+    node s + 1 where that lives. -inf where there was none; None at trees of a root alone."""
 
     @property
     def num_draft_tokens(self) -> int:
@@ -234,6 +237,7 @@ class DraftTree:
             num_nodes=self.num_nodes,
             sources=None if self.sources is None else self.sources[:, :n],
             law=None if self.law is None else self.law.padded(n),
+            offered_log_q=self.offered_log_q,
         )
 
     def to(self, device: torch.device) -> DraftTree:

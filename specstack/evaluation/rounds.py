@@ -12,7 +12,8 @@ from specstack.budget.base import Budget
 from specstack.evaluation.observed import Observed
 from specstack.evaluation.running import RunningBatch
 from specstack.evaluation.tallies import Bools, Ints, Places, Reliability, Rounds
-from specstack.round import MAX_DRAFTERS, Speculator, drafters_of
+from specstack.outcome import MAX_DRAFTERS, drafters_of
+from specstack.round import Speculator
 from specstack.trees.tries import on_spine, sibling_ranks
 from specstack.types import DraftTree
 

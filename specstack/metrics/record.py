@@ -1,23 +1,39 @@
-"""The record of one speculative round."""
+"""The record of one speculative round: what metrics, policies, traces and replays read."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def _nothing() -> NDArray[np.float32]:
+    return np.zeros((0, 0), dtype=np.float32)
+
+
+def _no_ranks() -> NDArray[np.int64]:
+    return np.zeros((0, 0), dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """Host-known facts of one round; counts over nodes are kept as tensors by the worker."""
+    """One round, complete: made when its accept counts are on the host.
+
+    Letters: B requests, S drafts offered per request, K accepted path without the root. Rows of
+    all per-request fields are the requests of the batch, those that did not draft included.
+    """
 
     num_requests: int
     num_opted_out: int
+    """Requests that asked not to speculate."""
     num_drafting: int
     """Requests whose tree holds at least one draft."""
     draft_budget: int
     """What the policy allowed, per request, root excluded."""
     reason: str
     num_draft_tokens: int
-    """Verified nodes per request, root and padding included."""
+    """Nodes per request of the verify step, root and padding included."""
     nodes_per_depth: tuple[int, ...]
     """Proposed drafts (live nodes) at depth 1, 2, ... over all requests."""
     draft_seconds: float
@@ -25,7 +41,42 @@ class RoundRecord:
     verify_seconds: float
     accept_seconds: float
     """Acceptance, KV compaction, publishing."""
+    num_correct: tuple[int, ...] = ()
+    """Correct drafts per request [B]; each request emitted one token more."""
     drafts_per_drafter: tuple[int, ...] = ()
     """Proposed drafts by the drafter of a merge that proposed them; by several: counted by each."""
     correct_per_drafter: tuple[int, ...] = ()
     """Those that were correct."""
+    num_gated: int = 0
+    """Requests that wanted to speculate and were given a budget of 0 while others were not."""
+    min_survival: float = 0.0
+    """The price that drafts had to be worth."""
+    num_drafts: tuple[int, ...] = ()
+    """Verified drafts (live nodes without the root) per request [B]."""
+    survivals: NDArray[np.float32] = field(default_factory=_nothing)
+    """[B, S]: probability, falling in each row, that the target accepts the path to the best, the
+    second best ... draft that was offered (calibrated, where the tree is), before the price left
+    any out; 0 where there was none. S = 0 when nothing was drafted."""
+    accept_ranks: NDArray[np.int64] = field(default_factory=_no_ranks)
+    """[B, K]: places (1 = best, the columns of `survivals` counted from 1) of the correct drafts
+    of each request, rising; 0 pads. A smaller budget b would have accepted those up to b."""
+    request_ids: tuple[str, ...] = ()
+    context_lens: tuple[int, ...] = ()
+    """Committed tokens per request before the round [B]."""
+    num_queued: int = 0
+    kv_usage: float = 0.0
+    started_at: float = 0.0
+    """Seconds since the epoch."""
+    step_seconds: float | None = None
+    """From the start of this round to the start of the next; None when something else (a prompt, a
+    pause) came between them."""
+
+    @property
+    def num_emitted(self) -> int:
+        """Tokens that the round emitted."""
+        return sum(self.num_correct) + len(self.num_correct)
+
+    @property
+    def round_seconds(self) -> float:
+        """Host time of the round's phases."""
+        return self.draft_seconds + self.build_seconds + self.verify_seconds + self.accept_seconds

@@ -27,6 +27,7 @@ def assemble_tree(
     min_survival: float = 0.0,
     sources: Int[Tensor, "B S"] | None = None,
     law: DraftLaw | None = None,
+    offered_log_q: Float[Tensor, "B S"] | None = None,
 ) -> DraftTree:
     """Put the root in front, pad to N and link. Host sync: none.
 
@@ -36,6 +37,7 @@ def assemble_tree(
         min_survival: less likely paths are dead, too; what continues them is less likely still.
         sources: as `DraftProposal.sources`, of the chosen drafts.
         law: of the root and the chosen drafts, [B, S + 1, C].
+        offered_log_q: handed on.
     """
     price = math.log(min_survival) if min_survival > 0 else -math.inf
     is_live = (log_q > -torch.inf) & (log_q >= price)
@@ -59,4 +61,5 @@ def assemble_tree(
         num_nodes=num_nodes,
         sources=None if sources is None else pad(torch.where(is_live, sources, 0), padding),
         law=None if law is None else law.padded(num_draft_tokens),
+        offered_log_q=offered_log_q,
     )

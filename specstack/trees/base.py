@@ -22,9 +22,11 @@ class TreeBuilder(Protocol):
         bonus_tokens: Int[Tensor, " B"],
         draft_budget: int,
         min_survival: float = 0.0,
+        max_drafts: Int[Tensor, " B"] | None = None,
     ) -> DraftTree:
         """Return trees of N = draft_budget + 1 nodes, parents before children. Host sync: none.
 
         Args:
             min_survival: nodes whose path is less likely than this are dead.
+            max_drafts: per request, where some may have fewer than `draft_budget`.
         """

@@ -54,13 +54,14 @@ class RankedBuilder:
         bonus_tokens: Int[Tensor, " B"],
         draft_budget: int,
         min_survival: float = 0.0,
+        max_drafts: Int[Tensor, " B"] | None = None,
     ) -> DraftTree:
         """Return trees of N nodes, live ones by falling cumulative log q. Host sync: none."""
         if proposal.law is not None:
             assert self.has_fixed_shape, "drawn drafts need a tree of fixed shape"
             is_priced = min_survival > 0 or self._cost is not None
             assert not is_priced, "drawn drafts are all verified"
-            return self._drawn(proposal, bonus_tokens, draft_budget)
+            return self._drawn(proposal, bonus_tokens, draft_budget, max_drafts)
         parents, log_q = proposal.parent_index, proposal.log_q
         if self.has_fixed_shape:  # by the drafter's own ranks, as it expanded them
             log_q = self._without(parents, log_q, draft_budget)
@@ -72,6 +73,7 @@ class RankedBuilder:
         path_log_q = best.path_log_q
         if self._cost is not None:
             path_log_q = self._cost.cut(path_log_q)
+        path_log_q = _first(path_log_q, max_drafts)
         return assemble_tree(
             proposal.tokens.gather(1, best.order),
             best.parent_node,
@@ -81,6 +83,7 @@ class RankedBuilder:
             max_depth=self.depth,
             min_survival=min_survival,
             sources=None if proposal.sources is None else proposal.sources.gather(1, best.order),
+            offered_log_q=best.path_log_q,
         )
 
     def _without(
@@ -90,7 +93,11 @@ class RankedBuilder:
         return log_q
 
     def _drawn(
-        self, proposal: DraftProposal, bonus_tokens: Int[Tensor, " B"], draft_budget: int
+        self,
+        proposal: DraftProposal,
+        bonus_tokens: Int[Tensor, " B"],
+        draft_budget: int,
+        max_drafts: Int[Tensor, " B"] | None,
     ) -> DraftTree:
         """Take the first drafts that were drawn; where a law ran out of tokens there are none."""
         assert proposal.law is not None
@@ -100,12 +107,24 @@ class RankedBuilder:
         place = torch.arange(1, order.shape[1] + 1, device=order.device).expand_as(order)
         node_of = torch.empty_like(order).scatter_(1, order, place)
         parent = proposal.parent_index.gather(1, order)
+        offered = path_log_q.gather(1, order)
         return assemble_tree(
             proposal.tokens.gather(1, order),
             torch.where(parent < 0, 0, node_of.gather(1, parent.clamp(min=0))),
-            path_log_q.gather(1, order),
+            _first(offered, max_drafts),
             bonus_tokens,
             num_draft_tokens=draft_budget + 1,
             max_depth=self.depth,
             law=proposal.law.gather(pad(order + 1, (1, 0))),
+            offered_log_q=offered,
         )
+
+
+def _first(
+    path_log_q: Float[Tensor, "B S"], max_drafts: Int[Tensor, " B"] | None
+) -> Float[Tensor, "B S"]:
+    """Return -inf from each request's own budget on. Host sync: none."""
+    if max_drafts is None:
+        return path_log_q
+    place = torch.arange(path_log_q.shape[1], device=path_log_q.device)
+    return path_log_q.masked_fill(place >= max_drafts[:, None], -torch.inf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -11,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-import specstack.round
+import specstack.outcome
 from specstack.budget.base import Budget
 from specstack.drafters.base import FeatureNeeds, TokenDrafter
 from specstack.drafters.ngram import NgramDrafter
+from specstack.metrics.record import RoundRecord
 from specstack.models.heads.features import TargetFeatures
 from specstack.plan import verify_widths
 from specstack.round import MAX_PENDING, Speculator
@@ -346,17 +348,67 @@ class FeatureOnlyDrafter(ScriptedDrafter):
         self.calls.append(("absorb", committed.batch.seq_lens.tolist()))
 
 
-@pytest.mark.parametrize("budget", [0, 4])
-def test_features_are_absorbed_after_every_round_that_commits(budget: int) -> None:
-    """Also without drafts, so that nothing is missing when they resume."""
-    calls: list[object] = []
+def feature_rounds(calls: list[object], *budgets: int) -> None:
+    """Rounds of one request whose drafter reads features."""
     spec = Speculator(FeatureOnlyDrafter(calls), ChainBuilder(8), GreedyRule(), verify_widths((4,)))
     assert spec.needs == FeatureNeeds((1,), ())
     spec.begin(0, [1, 2], [])
-    target = ToyTarget({0: [1, 2]}, [0])
-    spec.round([0], torch.tensor([3]), [True], Budget(budget, "test"), target)
-    assert target.calls == ["verify", "sampling", "commit", "committed"]
-    assert calls == [("propose", [0], 4)] * (budget > 0) + [("absorb", [len(target.texts[0])])]
+    for budget in budgets:
+        target = ToyTarget({0: [1, 2]}, [0])
+        spec.round([0], torch.tensor([3]), [True], Budget(budget, "test"), target)
+        assert target.calls == ["verify", "sampling", "commit", "committed"]
+
+
+def test_features_are_absorbed_after_every_round_that_drafts() -> None:
+    calls: list[object] = []
+    feature_rounds(calls, 4, 4)
+    assert calls == [("propose", [0], 4), ("absorb", [3])] * 2
+
+
+def test_plain_rounds_leave_the_drafter_alone_until_it_drafts_again() -> None:
+    """No work while off, and nothing is missing when drafts resume."""
+    calls: list[object] = []
+    feature_rounds(calls, 0, 0)
+    assert calls == []
+    feature_rounds(calls, 0, 0, 4)
+    assert calls == [("absorb", [3]), ("propose", [0], 4), ("absorb", [3])], "two rounds as one"
+
+
+def test_requests_with_a_budget_of_their_own() -> None:
+    """0 is as good as an opt-out, which it is not counted as; fewer drafts are the first ones."""
+    calls: list[object] = []
+    spec = speculator(calls)
+    for slot in (4, 5, 6):
+        spec.begin(slot, [1, 2], [])
+    target = ToyTarget({slot: [1, 2] for slot in (4, 5, 6)}, [4, 5, 6])
+    budget = Budget(4, "test", request_budgets=(3, 0, 1))
+    outcome = spec.round([4, 5, 6], torch.tensor([3, 3, 3]), [True] * 3, budget, target)
+    assert ("propose", [4, 6], 4) in calls
+    assert outcome.tree.num_nodes.tolist() == [4, 1, 2]
+    assert outcome.record.num_drafts == (3, 0, 1)
+    assert (outcome.record.num_opted_out, outcome.record.num_gated) == (0, 1)
+    assert (outcome.record.survivals[:, :3] > 0).tolist() == [[True] * 3, [False] * 3, [True] * 3]
+
+
+def ranked_record(min_survival: float) -> RoundRecord:
+    spec = Speculator(ScriptedDrafter([], 3), ChainBuilder(8), GreedyRule(), verify_widths((4,)))
+    spec.begin(7, [1, 2], [])
+    target, budget = ToyTarget({7: [1, 2]}, [7]), Budget(4, "test", min_survival)
+    return spec.round([7], torch.tensor([4]), [True], budget, target).record
+
+
+def test_the_record_ranks_what_was_offered_and_accepted() -> None:
+    record = ranked_record(0.0)
+    survivals = record.survivals[0]
+    assert survivals[:3].tolist() == pytest.approx([math.exp(-0.1 * d) for d in (1, 2, 3)])
+    assert not survivals[3:].any(), "three drafts were offered"
+    assert record.num_drafts == (3,)
+    assert record.num_correct == (1,)
+    assert record.accept_ranks[0].tolist() == [1, 0, 0]
+    priced = ranked_record(0.85)
+    assert priced.survivals[0].tolist() == survivals.tolist(), "offered, if not verified"
+    assert priced.num_drafts == (1,)
+    assert priced.min_survival == 0.85
 
 
 def test_a_drafter_of_features_never_waits_for_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,7 +421,7 @@ def test_a_drafter_of_features_never_waits_for_tokens(monkeypatch: pytest.Monkey
         raise AssertionError("the host waited")
 
     with monkeypatch.context() as patched:
-        patched.setattr(specstack.round._HostCopy, "tolist", read)
+        patched.setattr(specstack.outcome.HostCopy, "numpy", read)
         for _ in range(3):
             spec.round([0], torch.tensor([3]), [True], Budget(4, "test"), target)
     assert len(spec.output_tokens(0)) >= 3

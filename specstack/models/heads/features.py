@@ -6,7 +6,7 @@ G KV heads, C head size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,20 @@ class TargetFeatures:
     ) -> TargetFeatures:
         """The same features elsewhere."""
         return self._map(lambda tensor: tensor.to(device=device, dtype=dtype))
+
+    @staticmethod
+    def cat(parts: Sequence[TargetFeatures]) -> TargetFeatures:
+        """Features of one head's, after each other along the first token axis."""
+
+        def cat(tensors: Sequence[Tensor | None]) -> Tensor | None:
+            present = [tensor for tensor in tensors if tensor is not None]
+            return torch.cat(present) if present else None
+
+        return TargetFeatures(
+            cat([part.hidden for part in parts]),
+            cat([part.keys for part in parts]),
+            cat([part.values for part in parts]),
+        )
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> TargetFeatures:
         fields = (self.hidden, self.keys, self.values)
