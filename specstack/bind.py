@@ -32,18 +32,19 @@ def implementation(name: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def _build(part: PartPlan) -> Any:
+def build_part(part: PartPlan) -> Any:
+    """Build one part from its options."""
     options = dict(part.options)
     if "of" in options:  # a merge is built of drafters
-        options["of"] = [_build(PartPlan.model_validate(member)) for member in options["of"]]
+        options["of"] = [build_part(PartPlan.model_validate(member)) for member in options["of"]]
     return implementation(part.implementation)(**options)
 
 
 def bind(plan: Plan) -> BoundParts:
     """Build every part of the plan from its options."""
     return BoundParts(
-        drafter=_build(plan.drafter) if plan.drafter.implementation else None,
-        tree_builder=_build(plan.tree),
-        verify_rule=_build(plan.verify),
-        budget_policy=_build(plan.budget),
+        drafter=build_part(plan.drafter) if plan.drafter.implementation else None,
+        tree_builder=build_part(plan.tree),
+        verify_rule=build_part(plan.verify),
+        budget_policy=build_part(plan.budget),
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specstack import memory
+from specstack.graph_shapes import described, graph_index_bytes
 from specstack.head_rules import stated
 from specstack.locate import locate_target
 from specstack.plan import HeadPlan, PartPlan, Plan, sglang_args
@@ -44,6 +45,7 @@ class Explanation:
             ],
             "sglang_args": sglang_args(plan),
             "shapes": plan.shapes.model_dump(mode="json"),
+            "graphs": {shape.width: described(plan, shape) for shape in plan.graphs},
             "memory_bytes": self.memory_bytes,
             "unsupported": self.unsupported,
             "kernels": self.kernels,
@@ -59,6 +61,10 @@ def flat_values(plan: Plan) -> dict[str, Any]:
         if name == "drafter":
             for head in plan.heads:
                 values |= _head_values(head)
+    fallback = plan.fallback.model_dump(mode="json")
+    values |= {f"budget.fallback.{option}": value for option, value in fallback.items()}
+    if plan.shadow is not None:
+        values |= _part_values("budget.shadow", plan.shadow)
     for name in ("engine", "metrics"):
         section = getattr(plan, name).model_dump(mode="json")
         values |= {f"{name}.{option}": value for option, value in section.items()}
@@ -122,6 +128,7 @@ def explain(pipeline: Pipeline, plan: Plan) -> Explanation:
             "kv_cache": memory.kv_pool_bytes(plan),
             "tree_logits": memory.tree_logits_bytes(plan, steps) if plan.speculates else 0,
             **_draft_memory(plan),
+            **({"graph_index": graph_index_bytes(plan)} if plan.graphs else {}),
         },
         unsupported=_unsupported(plan),
         kernels=implementations(plan.engine.device) if plan.speculates else {},
@@ -153,7 +160,7 @@ def _search(search: Mapping[str, Any]) -> str:
 
 
 def _shown(path: str, value: Any) -> str:
-    if path == "budget.rows":
+    if path in ("budget.rows", "budget.shadow.rows"):
         return ", ".join(_table_row(row) for row in value)
     if path.endswith(".search"):
         return _search(value)
@@ -164,7 +171,8 @@ def _shown(path: str, value: Any) -> str:
     if path == "tree.cost":
         return "none" if value is None else ", ".join(f"{n}: {ms:g} ms" for n, ms in value)
     if value is None:
-        return "no limit" if path.endswith(".width") else "left to SGLang"
+        unlimited = path.endswith((".width", ".max_context", ".tpot_ms", ".ttft_ms"))
+        return "no limit" if unlimited else "left to SGLang"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -185,6 +193,7 @@ def _headline(explanation: Explanation) -> list[str]:
         f"shapes: at most {shapes.max_draft_budget} drafts per request and round, depth"
         f" {shapes.max_depth}; nodes per verify step = drafts + 1: {widths}"
     )
+    lines += [f"graphs of {one.width} nodes: {described(plan, one)}" for one in plan.graphs]
     return lines
 
 

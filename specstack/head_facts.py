@@ -5,6 +5,7 @@ A Hugging Face id that is not in the local cache has no config yet; nothing is t
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -81,6 +82,15 @@ def local_folder(path: str) -> str:
     from huggingface_hub import snapshot_download
 
     return str(snapshot_download(path, allow_patterns=["config.json", "model.safetensors"]))
+
+
+def head_digest(path: str) -> str | None:
+    """First 12 hexadecimal digits of the SHA-256 of a head's weights; None: not in a folder."""
+    weights = Path(path, "model.safetensors")
+    if not weights.is_file():
+        return None
+    with weights.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:12]
 
 
 class _NoHead(Exception):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from specstack.calibration_file import planned_calibration
 from specstack.facts import HostFacts, ModelFacts, model_facts
+from specstack.graph_shapes import DECODE_BACKEND, DISABLED, GraphShape, graph_shapes, wants_graphs
 from specstack.head_facts import LocatedHead, drafters, locate_heads
 from specstack.locate import TargetLocation, locate_target
 from specstack.models.heads.config import HeadConfig
@@ -24,7 +26,7 @@ from specstack.plan_rules import Context, broken_rules, warnings
 from specstack.resolve import Resolved, resolve
 from specstack_dsl import Pipeline, PlanError, load
 from specstack_dsl.errors import in_file_order
-from specstack_dsl.parts import DrafterPart, Part
+from specstack_dsl.parts import BudgetPart, DrafterPart, Part
 from specstack_dsl.parts.target import PACKAGED_PREFIX, is_folder
 
 ALGORITHM = "SPECSTACK"
@@ -56,6 +58,13 @@ class PartPlan(_Data):
     options: dict[str, Any]
 
 
+class FallbackPlan(_Data):
+    """When collapsed acceptance turns drafting off: `specstack.budget.guard.CollapseGuard`'s."""
+
+    accept_length: float = 1.05
+    rounds: int = 200
+
+
 class HeadPlan(_Data):
     """A trained head of the drafter."""
 
@@ -83,6 +92,14 @@ class EnginePlan(_Data):
     args: dict[str, Any]
 
 
+class SourcePlan(_Data):
+    """The text that a plan was made of."""
+
+    file: str
+    """Absolute path."""
+    overrides: tuple[str, ...]
+
+
 class ShapePlan(_Data):
     """Sizes that buffers and graphs are made for."""
 
@@ -92,6 +109,8 @@ class ShapePlan(_Data):
     """Deepest node of any tree."""
     verify_widths: tuple[int, ...]
     """Nodes per request of a verify step (root included), rising, from 1 to the largest."""
+    draft_budgets: tuple[int, ...] = (0,)
+    """Every budget that any policy may choose, the shadow's too, rising from 0."""
 
 
 class MetricsPlan(_Data):
@@ -99,6 +118,9 @@ class MetricsPlan(_Data):
 
     prefix: str
     per_position: bool
+    trace: str | None = None
+    """Absolute path of the folder for a trace of rounds."""
+    trace_mib: int = 64
 
 
 class Plan(_Data):
@@ -110,9 +132,16 @@ class Plan(_Data):
     tree: PartPlan
     verify: PartPlan
     budget: PartPlan
+    fallback: FallbackPlan = FallbackPlan()
+    shadow: PartPlan | None = None
+    """A second budget policy that decides, but does not act."""
     engine: EnginePlan
     shapes: ShapePlan
+    graphs: tuple[GraphShape, ...] = ()
+    """Captured verify steps, width rising; empty: verify steps run eagerly."""
     metrics: MetricsPlan
+    source: SourcePlan | None = None
+    """None: the pipeline was not read from a file."""
     origins: dict[str, str]
     """Dotted path -> `file:line`, `default`, or `derived: why`."""
     warnings: tuple[str, ...]
@@ -139,13 +168,17 @@ class Plan(_Data):
             exclude={
                 "origins": True,
                 "warnings": True,
+                "source": True,
+                "metrics": {"trace", "trace_mib"},
                 "target": {"path"},
                 "engine": {"host", "port"},
-                **({} if self.heads else {"heads": True}),
+                **{name: True for name in ("heads", "graphs") if not getattr(self, name)},
             },
         )
         for part in (data["drafter"], *data["drafter"]["options"].get("of", ())):
             part["options"].pop("checkpoint", None)
+        for policy in filter(None, (data["budget"], data["shadow"])):
+            policy["options"].pop("costs", None)
         text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -160,12 +193,14 @@ def verify_widths(budgets: Sequence[int]) -> tuple[int, ...]:
 def _shapes(pipeline: Pipeline, resolved: Resolved) -> ShapePlan:
     if not pipeline.speculates:
         return ShapePlan(max_draft_budget=0, max_depth=0, verify_widths=(1,))
-    budgets = [budget for _, budget in resolved.steps]
-    largest = max(budgets)
+    budget, largest = pipeline.budget, max(budget for _, budget in resolved.steps)
+    budgets = [one for one in budget.draft_budgets if one <= largest]
+    watched = () if budget.shadow is None else budget.shadow.draft_budgets
     return ShapePlan(
         max_draft_budget=largest,
         max_depth=min(pipeline.tree.max_depth, largest),
         verify_widths=verify_widths(budgets),
+        draft_budgets=tuple(sorted({0, *budgets, *watched})),
     )
 
 
@@ -179,6 +214,15 @@ def _tree(pipeline: Pipeline) -> PartPlan:
     plan = _part(pipeline.tree)
     if "calibration" in plan.options:
         plan.options["calibration"] = planned_calibration(pipeline)
+    return plan
+
+
+def _budget(pipeline: Pipeline, path: str, part: BudgetPart) -> PartPlan:
+    plan = _part(part)
+    costs = plan.options.get("costs", "auto")
+    if costs != "auto":
+        folder = pipeline.position(f"{path}.costs")
+        plan.options["costs"] = os.path.abspath(folder.resolve(costs))
     return plan
 
 
@@ -210,6 +254,13 @@ def _drafter(pipeline: Pipeline, heads: Sequence[LocatedHead]) -> PartPlan:
     )
 
 
+def _metrics(pipeline: Pipeline) -> MetricsPlan:
+    stated = pipeline.metrics.model_dump()
+    if (trace := pipeline.metrics.trace) is not None:
+        stated["trace"] = os.path.abspath(pipeline.position("metrics.trace").resolve(trace))
+    return MetricsPlan(**stated)
+
+
 def _assemble(
     pipeline: Pipeline,
     location: TargetLocation,
@@ -217,7 +268,9 @@ def _assemble(
     resolved: Resolved,
     heads: Sequence[LocatedHead],
 ) -> Plan:
-    engine = pipeline.engine
+    engine, shapes = pipeline.engine, _shapes(pipeline, resolved)
+    shadow = pipeline.budget.shadow
+    captures = wants_graphs(resolved.device, pipeline.speculates, engine.args)
     return Plan(
         target=TargetPlan(
             model=pipeline.target.model, path=location.path, dtype=resolved.dtype, facts=facts
@@ -234,7 +287,9 @@ def _assemble(
         ),
         tree=_tree(pipeline),
         verify=_part(pipeline.verify),
-        budget=_part(pipeline.budget),
+        budget=_budget(pipeline, "budget", pipeline.budget),
+        fallback=FallbackPlan(**pipeline.budget.fallback.model_dump()),
+        shadow=None if shadow is None else _budget(pipeline, "budget.shadow", shadow),
         engine=EnginePlan(
             device=resolved.device,
             tp=engine.tp,
@@ -247,8 +302,9 @@ def _assemble(
             port=engine.port,
             args=engine.args,
         ),
-        shapes=_shapes(pipeline, resolved),
-        metrics=MetricsPlan(**pipeline.metrics.model_dump()),
+        shapes=shapes,
+        graphs=graph_shapes(shapes.verify_widths, resolved.steps) if captures else (),
+        metrics=_metrics(pipeline),
         origins=resolved.origins,
         warnings=(),
     )
@@ -276,7 +332,9 @@ def plan_file(
     """Read a pipeline file and compile it for this machine (or `host_facts`)."""
     pipeline = load(file, overrides)
     host = HostFacts.detect() if host_facts is None else host_facts
-    return compile(pipeline, model_facts=model_facts(pipeline), host_facts=host)
+    plan = compile(pipeline, model_facts=model_facts(pipeline), host_facts=host)
+    source = SourcePlan(file=os.path.abspath(file), overrides=tuple(overrides))
+    return plan.model_copy(update={"source": source})
 
 
 def served_name(model: str) -> str:
@@ -309,8 +367,9 @@ def sglang_args(plan: Plan) -> dict[str, Any]:
     if engine.device == "cpu":
         args["cuda_graph_backend_decode"] = args["cuda_graph_backend_prefill"] = "disabled"
     elif plan.speculates:
-        # SGLang captures the verify step of a plug-in's algorithm without its tree mask.
-        args["cuda_graph_backend_decode"] = "disabled"
+        # By itself SGLang captures the verify step of a plug-in's algorithm without its tree mask;
+        # the hooks that add it are asked for with engine.args.
+        args[DECODE_BACKEND] = DISABLED
         # The first token of an answer follows the law that the verification rules follow.
         args["sampling_backend"] = "pytorch"
     args.update(engine.args)

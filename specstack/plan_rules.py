@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from specstack import memory
 from specstack.facts import HostFacts, ModelFacts
+from specstack.graph_shapes import CAPTURED, DECODE_BACKEND, DISABLED, GRAPH_BACKENDS
 from specstack.head_facts import drafters
 from specstack.head_rules import HEAD_RULES, head_warnings
 from specstack.resolve import Steps
@@ -119,14 +120,31 @@ def a_cpu_runs_without_graphs(context: Context) -> Iterator[Finding]:
 
 @_rule
 def a_verify_step_is_not_captured_without_its_mask(context: Context) -> Iterator[Finding]:
-    """SGLang captures the verify step of a plug-in's algorithm without a tree mask."""
-    plan, name = context.plan, "cuda_graph_backend_decode"
-    wanted = plan.engine.args.get(name, "disabled")
-    if plan.speculates and plan.engine.device == "cuda" and wanted != "disabled":
+    """The mask is added to whole graphs, of backends whose kernels read it at any width."""
+    plan, engine = context.plan, context.plan.engine
+    if not plan.speculates or engine.device != "cuda":
+        return
+    wanted = engine.args.get(DECODE_BACKEND, DISABLED)
+    trees = f"drafter {plan.drafter.kind} verifies trees"
+    if wanted not in (CAPTURED, DISABLED):
         yield (
-            f"engine.args.{name}",
-            f"drafter {plan.drafter.kind} verifies trees, whose mask SGLang's captured decode"
-            " graphs lack: remove it, or set drafter: none",
+            f"engine.args.{DECODE_BACKEND}",
+            f"{trees}, whose steps are captured whole, but the value is {wanted}: use {CAPTURED},"
+            " or remove it",
+        )
+    elif wanted == CAPTURED and engine.attention_backend not in GRAPH_BACKENDS:
+        yield (
+            f"engine.args.{DECODE_BACKEND}",
+            f"{trees}, whose mask is captured with engine.attention_backend"
+            f" {' or '.join(GRAPH_BACKENDS)}, but it is {engine.attention_backend}: change one",
+        )
+    # SGLang lets this mapping win over the argument, unseen by the plan.
+    config = engine.args.get("cuda_graph_config")
+    if isinstance(config, dict) and "backend" in (config.get("decode") or {}):
+        yield (
+            "engine.args.cuda_graph_config",
+            f"{trees}, and its decode.backend overrides the plan's: use"
+            f" engine.args.{DECODE_BACKEND}",
         )
 
 
@@ -257,7 +275,12 @@ def warnings(context: Context) -> Iterator[str]:
         yield "verify typical changes the distribution of what is sampled: not the target's output"
     if engine.device == "cuda" and plan.tree.options.get("cost") is not None:
         yield "tree.cost on cuda: what it leaves out is computed all the same, as padding"
-    if plan.speculates and engine.device == "cuda":
+    if plan.graphs:
+        yield (
+            "captured verify steps have not been run on a GPU: compare the answers with those"
+            f" under {DECODE_BACKEND}: {DISABLED}"
+        )
+    elif plan.speculates and engine.device == "cuda":
         yield "verify steps run without CUDA graphs: SGLang captures them without the tree mask"
     if context.host.accelerator == "amd" and engine.device == "cuda":
         yield "AMD accelerators have not been tested"

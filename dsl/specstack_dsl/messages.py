@@ -102,7 +102,7 @@ def descriptions(model: type[BaseModel], location: tuple[Any, ...] = ()) -> dict
         if not isinstance(part, str) or part not in fields:
             continue
         inner = fields[part].annotation
-        nested = [a for a in getattr(inner, "__args__", ()) if isinstance(a, type)]
+        nested = [a for a in (inner, *getattr(inner, "__args__", ())) if isinstance(a, type)]
         models = [a for a in nested if issubclass(a, BaseModel)]
         fields = models[0].model_fields if models else {}
     return {name: field.description or "" for name, field in fields.items()}

@@ -79,6 +79,11 @@ class _Reader:
             if None in members:
                 return None
             data[model.nested] = members
+        if model.inner is not None and data.get(model.inner) is not None:
+            inside = self.member(section, f"{path}.{model.inner}", children[model.inner])
+            if inside is None:
+                return None
+            data[model.inner] = inside
         made = self.validate(model, data, section, path, f"{section} {model.kind}")
         assert made is None or isinstance(made, Part)
         return made

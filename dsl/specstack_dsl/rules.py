@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from specstack_dsl.engine_args import (
     ALWAYS_SET,
@@ -69,10 +70,10 @@ def a_budget_fits_the_nodes_of_its_tree(pipeline: Pipeline) -> Iterator[Finding]
     options = ("depth", "width", "paths")
     shape = [f"tree.{name}" for name in options if name in pipeline.tree.options]
     for index, (_, budget) in enumerate(pipeline.budget.steps):
-        row = f"budget.rows.{index}.draft_budget"
+        places = (f"budget.rows.{index}.draft_budget", "budget.choices", "budget.draft_budget")
         if budget > most:
             yield (
-                row if pipeline.states(row) else "budget.draft_budget",
+                next(filter(pipeline.states, places), places[-1]),
                 f"{budget} drafts do not fit tree {tree}, which has at most {most} here:"
                 f" lower it, or {'add to' if 'tree.paths' in shape else 'raise'}"
                 f" {' or '.join(shape)}",
@@ -185,15 +186,61 @@ def drawn_drafts_are_verified_at_any_survival(pipeline: Pipeline) -> Iterator[Fi
     """Non-anticipation: whether a draft is verified may not depend on the value drawn."""
     if "draft_law" not in pipeline.drafter.provided:
         return
-    options = pipeline.budget.options
-    rows = {f"budget.rows.{index}": row for index, row in enumerate(options.get("rows", ()))}
-    for path, row in (rows or {"budget": options}).items():
+    stated: dict[str, Any] = {}
+    for place, part in (("budget", pipeline.budget), ("budget.shadow", pipeline.budget.shadow)):
+        options = {} if part is None else part.options
+        rows = {f"{place}.rows.{index}": row for index, row in enumerate(options.get("rows", ()))}
+        stated |= rows or {place: options}
+    for path, row in stated.items():
         if row.get("min_survival", 0) > 0:
             yield (
                 f"{path}.min_survival",
                 "would drop drawn drafts for what was drawn, which biases the output: set it to 0,"
                 " or use drafter.drafts best and verify sample_and_walk",
             )
+
+
+@rule("drafter", "budget")
+def drawn_drafts_have_no_price(pipeline: Pipeline) -> Iterator[Finding]:
+    """A price drops drafts for what was drawn, whoever sets it."""
+    if "draft_law" not in pipeline.drafter.provided:
+        return
+    budget = pipeline.budget
+    for path, part in (("budget", budget), ("budget.shadow", budget.shadow)):
+        if part is not None and part.prices_drafts:
+            yield (
+                f"{path}.prices",
+                f"{part.kind} would drop drawn drafts by their price, which biases the output:"
+                f" set {path}.prices to false, or use drafter.drafts best",
+            )
+
+
+@rule("budget")
+def a_shadow_stays_within_the_acting_budget(pipeline: Pipeline) -> Iterator[Finding]:
+    """What is never offered has no survivals: nothing would be known about larger budgets."""
+    shadow = pipeline.budget.shadow
+    if shadow is None:
+        return
+    most, asked = max(pipeline.budget.draft_budgets), max(shadow.draft_budgets)
+    if asked > most:
+        yield (
+            "budget.shadow",
+            f"{shadow.kind} may choose {asked} drafts, but {pipeline.budget.kind} never more than"
+            f" {most}: lower it, or raise the acting budget",
+        )
+
+
+@rule("budget")
+def policies_share_one_cost_table(pipeline: Pipeline) -> Iterator[Finding]:
+    """An engine has one; two would make the comparison one of tables."""
+    shadow = pipeline.budget.shadow
+    acting = getattr(pipeline.budget, "costs", None)
+    watching = getattr(shadow, "costs", None)
+    if None not in (acting, watching) and acting != watching:
+        yield (
+            "budget.shadow.costs",
+            f"{watching!r}, but budget.costs is {acting!r}: name the same file for both",
+        )
 
 
 @rule("drafter", "tree")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from specstack_dsl.parts import CONTRACTS, SINGLE, Part, Section, catalogue
+from specstack_dsl.parts import CONTRACTS, SINGLE, BudgetPart, Part, Section, catalogue
 from specstack_dsl.sections import LANGUAGE_VERSION, SECTIONS
 from specstack_dsl.source import NAMED_SECTIONS
 
@@ -40,7 +40,8 @@ def _or_variable(schema: dict[str, Any]) -> dict[str, Any]:
     return {**rest, "anyOf": [choices, _VARIABLE]}
 
 
-def _section_schema(section: type[Section]) -> dict[str, Any]:
+def _section_schema(section: type[Section], *, inside: bool = False) -> dict[str, Any]:
+    """Schema of a section; `inside`: of a part inside another part of its section."""
     raw = section.model_json_schema()
     schema: dict[str, Any] = _inline(raw, raw.get("$defs", {}))
     options = {name: _or_variable(option) for name, option in schema["properties"].items()} if (
@@ -53,6 +54,13 @@ def _section_schema(section: type[Section]) -> dict[str, Any]:
         schema["properties"] = {"kind": kind, **options}
         if section.nested is not None:
             options[section.nested]["items"] = _member(section)
+        if section.inner is not None and not inside:
+            forms = [{"type": "null"}, *_member(section)["anyOf"]]
+            description = options[section.inner]["description"]
+            schema["properties"][section.inner] = {"anyOf": forms, "description": description}
+        if inside and issubclass(section, BudgetPart):
+            for option in section.around:
+                del schema["properties"][option]
     # A file that extends another may leave any option to its parent.
     schema.pop("required", None)
     return schema
@@ -63,7 +71,9 @@ def _member(part: type[Part]) -> dict[str, Any]:
     others = {
         k: p for k, p in catalogue()[part.section].items() if p.implementation and p.nested is None
     }
-    whole = [{**_section_schema(other), "required": ["kind"]} for other in others.values()]
+    whole = [
+        {**_section_schema(other, inside=True), "required": ["kind"]} for other in others.values()
+    ]
     return {"anyOf": [{"enum": list(others)}, _VARIABLE, *whole]}
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from specstack.budget.base import Budget, Load
+from specstack.budget.base import Budget, Load, LoadPolicy
 
 
-class FixedPolicy:
+class FixedPolicy(LoadPolicy):
     """Always answers with one budget."""
 
     def __init__(self, draft_budget: int, min_survival: float = 0.0) -> None:

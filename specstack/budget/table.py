@@ -10,10 +10,10 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from specstack.budget.base import Budget, Load
+from specstack.budget.base import Budget, Load, LoadPolicy
 
 
-class TablePolicy:
+class TablePolicy(LoadPolicy):
     """Looks the number of running requests up in a table."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -24,6 +24,7 @@ TORCH_FREE_MODULES = [
     "specstack.cli",
     "specstack.explain",
     "specstack.facts",
+    "specstack.graph_shapes",
     "specstack.calibration_file",
     "specstack.head_facts",
     "specstack.head_rules",
@@ -36,6 +37,7 @@ TORCH_FREE_MODULES = [
     "specstack.plan",
     "specstack.plan_rules",
     "specstack.prompts",
+    "specstack.replan",
     "specstack.resolve",
     "specstack.training.cli",
     *(
@@ -97,6 +99,7 @@ PLANNING_FILES = (
     "cli",
     "explain",
     "facts",
+    "graph_shapes",
     "calibration_file",
     "head_facts",
     "head_rules",
@@ -110,6 +113,7 @@ PLANNING_FILES = (
     "plan",
     "plan_rules",
     "prompts",
+    "replan",
     "resolve",
 )
 PACKAGES = ("budget", "evaluation", "metrics", "models", "models/heads", "training")

@@ -51,6 +51,9 @@ NOT_IN_THE_SCHEMA = {
     "types_cost_not_rising": "a relation between two points",
     "types_cost_falling": "a relation between two points",
     "types_cost_without_plain_decoding": "checked by code",
+    "types_choices_not_rising": "a relation between two choices",
+    "types_choices_without_plain_decoding": "checked by code",
+    "types_slo_without_target": "it may come from a parent",
 }
 
 

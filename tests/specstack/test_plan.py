@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from specstack.facts import HostFacts, ModelFacts
+from specstack.graph_shapes import GraphShape
 from specstack.plan import Plan, compile, sglang_args, verify_widths
 from specstack_dsl import loads
 
@@ -55,7 +56,7 @@ class TestParts:
         made = plan("drafter: none\n")
         assert made.drafter.model_dump() == {"kind": "none", "implementation": "", "options": {}}
         assert made.shapes.model_dump() == {
-            "max_draft_budget": 0, "max_depth": 0, "verify_widths": (1,),
+            "max_draft_budget": 0, "max_depth": 0, "verify_widths": (1,), "draft_budgets": (0,),
         }  # fmt: skip
         assert not made.speculates
 
@@ -216,6 +217,21 @@ class TestSGLang:
         args = sglang_args(plan(host=GPU))
         graphs = {name: value for name, value in args.items() if name.startswith("cuda_graph")}
         assert graphs == {"cuda_graph_backend_decode": "disabled"}
+
+    def test_graphs_are_captured_where_they_are_asked_for(self) -> None:
+        asked = "engine: {args: {cuda_graph_backend_decode: full}}\n"
+        made = plan(asked, GPU)
+        assert sglang_args(made)["cuda_graph_backend_decode"] == "full"
+        assert made.graphs
+        assert Plan.model_validate_json(made.model_dump_json()) == made
+        assert not plan("", GPU).graphs
+        assert not plan("drafter: none\n" + asked, GPU).graphs
+
+    def test_a_plan_without_graphs_has_the_hash_that_it_had(self) -> None:
+        without = plan("", GPU)
+        shape = GraphShape(width=2, max_batch=None)
+        assert without.model_copy(update={"graphs": ()}).hash == without.hash
+        assert without.model_copy(update={"graphs": (shape,)}).hash != without.hash
 
     def test_first_tokens_on_an_accelerator_follow_the_law_of_the_rules(self) -> None:
         assert sglang_args(plan(host=GPU))["sampling_backend"] == "pytorch"

@@ -48,9 +48,20 @@ CASES: dict[str, tuple[str, HostFacts, dict[str, Any], str]] = {
         " graphs: remove it",
     ),
     "captured verification": (
-        "engine: {args: {cuda_graph_backend_decode: full}}\n", GPU, {},
+        "engine: {args: {cuda_graph_backend_decode: breakable}}\n", GPU, {},
         "f.yaml:3:44: engine.args.cuda_graph_backend_decode: drafter ngram verifies trees, whose"
-        " mask SGLang's captured decode graphs lack: remove it, or set drafter: none",
+        " steps are captured whole, but the value is breakable: use full, or remove it",
+    ),
+    "captured verification with one width": (
+        "engine: {attention_backend: fa3, args: {cuda_graph_backend_decode: full}}\n", GPU, {},
+        "f.yaml:3:68: engine.args.cuda_graph_backend_decode: drafter ngram verifies trees, whose"
+        " mask is captured with engine.attention_backend triton or flashinfer, but it is fa3:"
+        " change one",
+    ),
+    "captured verification behind the plan": (
+        "engine: {args: {cuda_graph_config: {decode: {backend: full}}}}\n", GPU, {},
+        "f.yaml:3:36: engine.args.cuda_graph_config: drafter ngram verifies trees, and its"
+        " decode.backend overrides the plan's: use engine.args.cuda_graph_backend_decode",
     ),
     "a recurrent target": (
         "", GPU, {"is_recurrent": True},
@@ -164,6 +175,8 @@ def test_all_contradictions_come_at_once() -> None:
         ("engine: {context_length: 8192}\n", CPU, {}),
         ("engine: {args: {cuda_graph_backend_decode: disabled}}\n", CPU, {}),
         ("engine: {args: {cuda_graph_max_bs_decode: 8}}\n", GPU, {}),
+        ("engine: {args: {cuda_graph_config: {decode: {max_bs: 8}}}}\n", GPU, {}),
+        ("drafter: none\nengine: {args: {cuda_graph_backend_decode: full}}\n", GPU, {}),
     ],
 )
 def test_what_is_allowed(text: str, host: HostFacts, facts: dict[str, Any]) -> None:
@@ -182,6 +195,11 @@ def test_an_unknown_machine_refuses_nothing() -> None:
         ("engine: {max_total_tokens: 8191}\n", CPU, "KV cache of 8191 tokens is shorter"),
         ("engine: {max_running_requests: 4}\n", CPU, "the last 2 rows of the budget are for more"),
         ("", GPU, "verify steps run without CUDA graphs"),
+        (
+            "engine: {args: {cuda_graph_backend_decode: full}}\n",
+            GPU,
+            "captured verify steps have not been run on a GPU",
+        ),
         ("", replace(GPU, accelerator="amd"), "AMD accelerators have not been tested"),
     ],
 )

@@ -16,9 +16,11 @@ from specstack_dsl.parts.best_first import BestFirst
 from specstack_dsl.parts.block import Block
 from specstack_dsl.parts.block_verification import BlockVerification
 from specstack_dsl.parts.chain import Chain
+from specstack_dsl.parts.ema import Ema
 from specstack_dsl.parts.engine import Engine
 from specstack_dsl.parts.expand import Expand
 from specstack_dsl.parts.fixed import Fixed
+from specstack_dsl.parts.goodput import Goodput
 from specstack_dsl.parts.greedy import Greedy
 from specstack_dsl.parts.head import HeadPart
 from specstack_dsl.parts.merge import Merge
@@ -28,6 +30,7 @@ from specstack_dsl.parts.path_conditional import PathConditional
 from specstack_dsl.parts.plain import NoDrafter
 from specstack_dsl.parts.rejection import Rejection
 from specstack_dsl.parts.sample_and_walk import SampleAndWalk
+from specstack_dsl.parts.slo import Slo
 from specstack_dsl.parts.static import Static
 from specstack_dsl.parts.table import Row, Table
 from specstack_dsl.parts.target import Target
@@ -89,6 +92,9 @@ BUILT_IN: tuple[type[Part], ...] = (
     Typical,
     Fixed,
     Table,
+    Ema,
+    Goodput,
+    Slo,
 )
 
 

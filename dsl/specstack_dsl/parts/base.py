@@ -10,7 +10,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    WithJsonSchema,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 MAX_DRAFT_BUDGET = 1023
@@ -56,6 +64,8 @@ class Part(Section):
     """`module:Class`; empty for a part without one."""
     nested: ClassVar[str | None] = None
     """Option that is a list of parts of the same section."""
+    inner: ClassVar[str | None] = None
+    """Option that is one part of the same section, or nothing."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -109,10 +119,58 @@ class VerifyPart(Part):
     section = "verify"
 
 
+class Fallback(BaseModel):
+    """When drafting is turned off because acceptance collapsed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    accept_length: float = Field(
+        default=1.05,
+        ge=1,
+        strict=False,
+        description="Least mean of tokens per drafting request",
+    )
+    rounds: int = Field(
+        default=200, ge=0, description="Last rounds that drafted, which the mean is over; 0: never"
+    )
+
+
 class BudgetPart(Part):
     """What decides how many drafts a round may verify."""
 
     section = "budget"
+    inner = "shadow"
+    around: ClassVar[tuple[str, ...]] = ("fallback", "shadow")
+    """Options of what runs around the policy: the implementation does not get them."""
+
+    fallback: Fallback = Field(
+        default=Fallback(), description="When collapsed acceptance turns drafting off"
+    )
+    shadow: Annotated[SerializeAsAny[BudgetPart] | None, WithJsonSchema({"type": "null"})] = Field(
+        default=None, description="A second budget that decides every round, but does not act"
+    )
+
+    @field_validator("shadow")
+    @classmethod
+    def _only_watches(cls, shadow: BudgetPart | None) -> BudgetPart | None:
+        if shadow is not None and (stated := shadow.model_fields_set & set(cls.around)):
+            raise ValueError(f"a shadow only watches: remove its {' and '.join(sorted(stated))}")
+        return shadow
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Without what runs around the policy."""
+        return {k: v for k, v in super().options.items() if k not in self.around}
+
+    @property
+    def draft_budgets(self) -> tuple[int, ...]:
+        """Every budget that it may choose."""
+        return tuple(budget for _, budget in self.steps)
+
+    @property
+    def prices_drafts(self) -> bool:
+        """Whether it may set a price that nobody stated."""
+        return False
 
     @property
     @abstractmethod

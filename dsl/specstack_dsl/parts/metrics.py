@@ -23,3 +23,9 @@ class Metrics(Section):
     per_position: bool = Field(
         True, description="Count proposed and accepted drafts per depth as well"
     )
+    trace: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder for a trace of rounds, numbers only, for `specstack simulate`",
+    )
+    trace_mib: int = Field(64, ge=1, description="Size at which the oldest part of a trace goes")
