@@ -13,6 +13,7 @@ from specstack_serving import sglang_compat as sgl
 from specstack_serving.admission import RequestOptions
 from specstack_serving.carrier import current_plan
 from specstack_serving.plugin import register
+from specstack_serving.routes import Routes
 from specstack_serving.server_args import server_argv
 from specstack_serving.supervisor import die_with_parent
 
@@ -28,6 +29,7 @@ def main() -> None:
     server_args = sgl.prepare_server_args(server_argv(plan))
     if plan.speculates:
         sgl.http_app.add_middleware(RequestOptions)
+        Routes(plan).install()
     sgl.run_server(server_args)
 
 

@@ -56,9 +56,16 @@ def _install_hooks(sgl: Any) -> None:
         sgl.target("get_req_to_token_extra_context_len"), _widen_request_row, around
     )
     sgl.HookRegistry.register(sgl.target("add_speculative_state"), _describe_plan, around)
+    sgl.HookRegistry.register(sgl.target("state_update_handlers"), _obey_commands, around)
+    from specstack_serving.load import watch_queue
+
+    sgl.HookRegistry.register(sgl.target("Scheduler_run_batch"), watch_queue, around)
     if parent_process() is not None:
-        return  # requests are validated in the server's main process alone
+        return  # what follows is of the server's main process alone
     from specstack_serving.admission import validate_request
+    from specstack_serving.warmup import launch_measuring
+
+    sgl.HookRegistry.register(sgl.target("launch_server"), launch_measuring, around)
 
     sgl.HookRegistry.register(sgl.target("validate_one_request"), validate_request, around)
 
@@ -79,7 +86,9 @@ def _describe_plan(original: Any, controller: Any, state: dict[str, Any]) -> Any
     result = original(controller, state)
     plan = current_plan()
     assert plan is not None
+    worker = controller.scheduler.draft_worker
     state["specstack"] = {
+        "live": worker.control.state,
         "plan_hash": plan.hash,
         "drafter": plan.drafter.kind,
         "tree": plan.tree.kind,
@@ -88,3 +97,17 @@ def _describe_plan(original: Any, controller: Any, state: dict[str, Any]) -> Any
         "max_draft_budget": plan.shapes.max_draft_budget,
     }
     return result
+
+
+def _obey_commands(original: Any, controller: Any) -> Any:
+    """Take commands of `/specstack` among the engine's updates of its state."""
+    from specstack_serving import sglang_compat as sgl
+    from specstack_serving.control import CommandHandlers
+
+    def obey(key: str, value: Any) -> None:
+        controller.scheduler.draft_worker.control.obey(key)
+
+    def any_is_sound(key: str, value: Any) -> None:
+        """The HTTP process has validated it."""
+
+    return CommandHandlers(original(controller), sgl.UpdateHandler(any_is_sound, obey))

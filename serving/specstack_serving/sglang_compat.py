@@ -141,6 +141,46 @@ SEAMS: dict[str, Seam] = {
         "sglang.srt.utils:kill_process_tree", parameters=("parent_pid", "include_parent")
     ),
     "http_app": Seam("sglang.srt.entrypoints.http_server:app"),
+    "launch_server": Seam(
+        "sglang.srt.entrypoints.http_server:launch_server", parameters=("execute_warmup_func",)
+    ),
+    "execute_server_warmup": Seam(
+        "sglang.srt.entrypoints.http_server:_execute_server_warmup", parameters=("server_args",)
+    ),
+    "get_global_state": Seam("sglang.srt.entrypoints.http_server:get_global_state"),
+    "ServerStatus": Seam(
+        "sglang.srt.managers.tokenizer_manager:ServerStatus", members=("Up", "Starting")
+    ),
+    "TokenizerControlMixin": Seam(
+        "sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin",
+        members=("get_internal_state", "set_internal_state"),
+    ),
+    "SetInternalStateReq": Seam(
+        "sglang.srt.managers.io_struct:SetInternalStateReq", members=("server_args",)
+    ),
+    "AuthLevel": Seam("sglang.srt.utils.auth:AuthLevel", members=("ADMIN_OPTIONAL",)),
+    "auth_level": Seam("sglang.srt.utils.auth:auth_level", parameters=("level",)),
+    "UpdateHandler": Seam(
+        "sglang.srt.managers.scheduler_components.internal_state:_UpdateHandler",
+        parameters=("validate", "apply"),
+    ),
+    "state_update_handlers": Seam(
+        "sglang.srt.managers.scheduler_components.internal_state:"
+        "SchedulerInternalStateController._update_handlers"
+    ),
+    "Scheduler_run_batch": Seam(
+        "sglang.srt.managers.scheduler:Scheduler.run_batch", parameters=("batch",)
+    ),
+    "Scheduler": Seam(
+        "sglang.srt.managers.scheduler:Scheduler", members=("waiting_queue", "draft_worker")
+    ),
+    "BasePrefixCache": Seam(
+        "sglang.srt.mem_cache.base_prefix_cache:BasePrefixCache", members=("evictable_size",)
+    ),
+    "BaseTokenToKVPoolAllocator": Seam(
+        "sglang.srt.mem_cache.allocator.base:BaseTokenToKVPoolAllocator",
+        members=("available_size", "size", "get_kvcache"),
+    ),
     "get_req_to_token_extra_context_len": Seam(
         "sglang.srt.mem_cache.allocation_sizing:get_req_to_token_extra_context_len"
     ),
@@ -159,7 +199,13 @@ SEAMS: dict[str, Seam] = {
     # -- worker -----------------------------------------------------------------------------
     "BaseSpecWorker": Seam(
         "sglang.srt.speculative.base_spec_worker:BaseSpecWorker",
-        members=("draft_worker", "on_verify_complete_cpu", "alloc_memory_pool", "target_worker"),
+        members=(
+            "draft_worker",
+            "on_verify_complete_cpu",
+            "alloc_memory_pool",
+            "init_cuda_graphs",
+            "target_worker",
+        ),
     ),
     "SpecInput": Seam("sglang.srt.speculative.spec_info:SpecInput"),
     "SpecInputType": Seam(
@@ -252,6 +298,43 @@ SEAMS: dict[str, Seam] = {
             "beam_width",
         ),
     ),
+    # -- captured verify steps (cuda_graphs) ---------------------------------------------------
+    "DecodeCudaGraphRunner": Seam(
+        "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner",
+        parameters=("model_runner", "attn_backend", "speculative_num_draft_tokens"),
+        members=("captured_req_width", "capture_bs", "buffers", "can_run_graph", "model_runner"),
+    ),
+    "DecodeCudaGraphRunner_get_spec_info": Seam(
+        "sglang.srt.model_executor.runner.decode_cuda_graph_runner:"
+        "DecodeCudaGraphRunner.get_spec_info",
+        parameters=("num_tokens",),
+    ),
+    "create_dummy_verify_input": Seam(
+        "sglang.srt.speculative.spec_info:create_dummy_verify_input",
+        parameters=("spec_algorithm", "custom_mask", "num_tokens_per_req", "is_draft_worker"),
+    ),
+    "get_batch_sizes_to_capture": Seam(
+        "sglang.srt.model_executor.runner.base_cuda_graph_runner:get_batch_sizes_to_capture",
+        parameters=("model_runner", "captured_req_width", "gathered_buffer_required"),
+    ),
+    "ModelRunner": Seam(
+        "sglang.srt.model_executor.model_runner:ModelRunner",
+        members=(
+            "attn_backend",
+            "decode_cuda_graph_runner",
+            "decode_graph_gather_requirements",
+            "init_new_workspace",
+            "spec_algorithm",
+        ),
+    ),
+    "ModelRunner_max_decode_logits_rows": Seam(
+        "sglang.srt.model_executor.model_runner:ModelRunner.max_decode_logits_rows"
+    ),
+    "ModelRunner_get_attention_backend": Seam(
+        "sglang.srt.model_executor.model_runner:ModelRunner._get_attention_backend",
+        parameters=("init_new_workspace",),
+    ),
+    "get_spec": Seam("sglang.srt.runtime_context:get_spec"),
     "get_device": Seam("sglang.srt.runtime_context:get_device"),
     "get_observability": Seam("sglang.srt.runtime_context:get_observability"),
     "get_serving": Seam("sglang.srt.runtime_context:get_serving"),

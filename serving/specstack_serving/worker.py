@@ -9,8 +9,8 @@ counts committed KV and excludes the pending bonus token, which is the root of t
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 from specstack.bind import bind
-from specstack.budget.base import Load
 from specstack.drafters.base import Drafter
-from specstack.round import RoundOutcome, Speculator
+from specstack.round import Speculator
 from specstack.types import (
     AcceptResult,
     CommittedTokens,
@@ -31,10 +30,12 @@ from specstack.types import (
 )
 from specstack_serving import sglang_compat as sgl
 from specstack_serving.admission import wants_speculation
+from specstack_serving.budgeting import make_control
 from specstack_serving.carrier import current_plan
-from specstack_serving.exporter import RoundExporter
+from specstack_serving.cuda_graphs import GraphRunners
 from specstack_serving.features import FeatureReader, draft_batch
 from specstack_serving.kv_move import move_paths
+from specstack_serving.load import PromptTally, load_of
 from specstack_serving.logits import adjust_logits, needs_output_history
 from specstack_serving.ranks import AgreedDrafter, agree
 from specstack_serving.sampling import UniformSource, drawing, sampling_tensors
@@ -58,7 +59,6 @@ class SpecstackWorker(sgl.BaseSpecWorker):  # type: ignore[misc]
         assert parts.drafter is not None
         self.runs_on_cpu = plan.engine.attention_backend == "specstack_cpu"
         """No graphs: every width is as good as the next, and dead nodes need no row."""
-        self._budget_policy = parts.budget_policy
         widths = plan.shapes.verify_widths
         if self.runs_on_cpu:
             widths = tuple(range(1, max(widths) + 1))
@@ -70,16 +70,17 @@ class SpecstackWorker(sgl.BaseSpecWorker):  # type: ignore[misc]
         self._features: FeatureReader | None = None
         if parts.drafter.needs is not None:
             self._features = FeatureReader(parts.drafter.needs, target_worker.model_runner)
+        self._graphs: GraphRunners | None = None
+        if plan.graphs:
+            reader = self._features
+            mode = sgl.CaptureHiddenMode.NULL if reader is None else reader.capture_mode
+            self._graphs = GraphRunners(plan.graphs, target_worker.model_runner, mode)
+            self._graphs.install()
         self._uniforms = UniformSource(sgl.get_device().device, target_worker.random_seed)
-        exports = sgl.get_observability().enable_metrics and sgl.get_parallel().tp_rank == 0
-        self._exporter = RoundExporter(
-            plan.metrics,
-            sgl.get_serving().served_model_name,
-            enabled=exports,
-            drafters=plan.merged_drafters,
-        )
-        self._unreported: deque[tuple[RoundOutcome, int]] = deque()
-        """Rounds and their opted-out requests, until the scheduler has their accept counts."""
+        self.control = make_control(plan, parts)
+        """Of the scheduler process: decides budgets, reports rounds, obeys `/specstack`."""
+        self._reporter = self.control.reporter
+        self._prompts = PromptTally()
         self.speculative_num_draft_tokens = plan.shapes.max_draft_budget + 1
         """Read by SGLang's own gauge; follows the width of the last round."""
 
@@ -93,6 +94,16 @@ class SpecstackWorker(sgl.BaseSpecWorker):  # type: ignore[misc]
         if self._features is not None:
             num_slots = len(kwargs["req_to_token_pool"].req_to_token)
             self._drafter.attach(self._features.runtime(num_slots))
+
+    def init_cuda_graphs(self) -> None:
+        """The engine has captured the widest verify step: capture the others."""
+        super().init_cuda_graphs()
+        if self._graphs is not None:
+            self._graphs.build()
+
+    def graphs_of(self, width: int) -> AbstractContextManager[None]:
+        """Around a verify forward of `width` nodes per request."""
+        return nullcontext() if self._graphs is None else self._graphs.activate(width)
 
     def forward_batch_generation(
         self,
@@ -111,12 +122,11 @@ class SpecstackWorker(sgl.BaseSpecWorker):  # type: ignore[misc]
         self, num_correct_drafts_per_req: list[int], batch_size: int = 0
     ) -> None:
         """Accept counts of the oldest unreported round, now on the host."""
-        outcome, num_opted_out = self._unreported.popleft()
-        self._exporter.round(replace(outcome.record, num_opted_out=num_opted_out))
-        self._exporter.verified(num_correct_drafts_per_req)
+        self._reporter.verified(num_correct_drafts_per_req)
 
     def _prefill(self, batch: Any, publish: Callable[[Tensor], None]) -> Any:
         """Run the target over the prompts; a finished prompt starts a slot of the drafter."""
+        self._reporter.prefilled(*self._prompts.take(batch))
         own_sampling = self._needs_own_sampling(batch)
         reader = self._features
         result = self._target_worker.forward_batch_generation(
@@ -171,16 +181,19 @@ class SpecstackWorker(sgl.BaseSpecWorker):  # type: ignore[misc]
     def _decode(self, batch: Any, publish: Callable[[Tensor], None]) -> Any:
         """One round over the running requests."""
         slots = _slots(batch)
-        budget = self._budget_policy.next(Load(num_running=len(slots)))
         wanted = [wants_speculation(req.sampling_params.custom_params) for req in batch.reqs]
         speculate = [w and not r.finished() for w, r in zip(wanted, batch.reqs, strict=True)]
+        load = load_of(batch, wanted)
+        budget = self._reporter.decide(load)
         target = _BatchTarget(self, batch, slots, publish)
         outcome = self._speculator.round(
             slots, target.draft_batch().bonus_tokens, speculate, budget, target
         )
         tree, accepted = outcome.tree, outcome.accepted
-        # A request that has ended gets no drafts either, but it did not opt out.
-        self._unreported.append((outcome, wanted.count(False)))
+        fell_back = self._graphs is not None and self._graphs.fell_back(
+            tree.num_draft_tokens, len(slots), target.can_run_cuda_graph
+        )
+        self._reporter.ran(outcome, load, is_eager_fallback=fell_back)
         self.speculative_num_draft_tokens = tree.num_draft_tokens
         logits_output = target.logits_output
         if batch.return_logprob:
@@ -239,18 +252,19 @@ class _BatchTarget:
         on_cpu = self._worker.runs_on_cpu
         packed = pack_nodes(tree, ragged=on_cpu)
         reader = self._worker._features
-        self._forward_batch = verify_batch(
-            batch,
-            model_runner,
-            tree,
-            self._window,
-            packed,
-            window_mask=on_cpu,
-            capture_hidden_mode=reader.capture_mode if reader else sgl.CaptureHiddenMode.NULL,
-        )
-        out = self._worker.target_worker.forward_batch_generation(
-            batch=None, forward_batch=self._forward_batch, is_verify=True
-        )
+        with self._worker.graphs_of(tree.num_draft_tokens):
+            self._forward_batch = verify_batch(
+                batch,
+                model_runner,
+                tree,
+                self._window,
+                packed,
+                window_mask=on_cpu,
+                capture_hidden_mode=reader.capture_mode if reader else sgl.CaptureHiddenMode.NULL,
+            )
+            out = self._worker.target_worker.forward_batch_generation(
+                batch=None, forward_batch=self._forward_batch, is_verify=True
+            )
         self.logits_output, self.can_run_cuda_graph = out.logits_output, out.can_run_cuda_graph
         self.logits = NodeLogits(self.logits_output.next_token_logits, packed.rows)
         self._hidden = reader.take_hidden(self.logits_output) if reader else None
