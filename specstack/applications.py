@@ -30,6 +30,14 @@ APPLICATIONS = {
         "specstack_serving.lossless:lossless",
         "Compare a pipeline with plain decoding, token by token.",
     ),
+    "bench": Application(
+        "specstack_serving.bench_cli:bench", "Measure what a pipeline's rounds cost."
+    ),
+    "simulate": Application(
+        "specstack.simulation.cli:simulate",
+        "Compare budget policies without a model.",
+        extra="train",
+    ),
     "models": Application("specstack.models.cli:models", "List and get packaged models."),
     "draft": Application(
         "specstack.training.cli:draft",

@@ -7,7 +7,16 @@ from typing import TypeVar, cast
 
 from specstack.facts import HostFacts, ModelFacts
 from specstack_dsl import Pipeline
-from specstack_dsl.parts import CONTRACTS, SINGLE, DrafterPart, HeadPart, Part, Section, TreePart
+from specstack_dsl.parts import (
+    CONTRACTS,
+    SINGLE,
+    BudgetPart,
+    DrafterPart,
+    HeadPart,
+    Part,
+    Section,
+    TreePart,
+)
 
 CPU_MAX_RUNNING_REQUESTS = 16
 CPU_MAX_TOTAL_TOKENS = 32768
@@ -59,6 +68,15 @@ def _section_origins(pipeline: Pipeline, name: str, section: Section) -> dict[st
             for index, member in enumerate(getattr(section, section.nested)):
                 place = f"{name}.{section.nested}.{index}"
                 origins |= _section_origins(pipeline, place, member)
+        if section.inner is not None:
+            options.remove(section.inner)
+            inside = getattr(section, section.inner)
+            if inside is not None:
+                origins |= _section_origins(pipeline, f"{name}.{section.inner}", inside)
+    if isinstance(section, BudgetPart):
+        options.remove("fallback")
+        if name in CONTRACTS:
+            options += [f"fallback.{option}" for option in type(section.fallback).model_fields]
     if isinstance(section, TreePart):
         options = [option for option in options if option in section.options]
     for option in options:

@@ -1,0 +1,1 @@
+"""A server of rounds without a model: budget policies over arrivals, times and accepted drafts."""
