@@ -5,6 +5,7 @@ Letters: B requests, N tree nodes, K path width, S drafts offered.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,59 +50,60 @@ class RoundOutcome:
     tree: DraftTree
     accepted: AcceptResult
     _facts: dict[str, Any]
-    _drafts_per_depth: HostCopy
+    _depth: HostCopy
     _num_nodes: HostCopy
     _accept_index: HostCopy
     _offered: HostCopy | None
     _per_drafter: HostCopy | None
 
     @classmethod
-    def of(
-        cls, tree: DraftTree, accepted: AcceptResult, facts: dict[str, Any], max_depth: int
-    ) -> RoundOutcome:
+    def of(cls, tree: DraftTree, accepted: AcceptResult, facts: dict[str, Any]) -> RoundOutcome:
         """Start the counts' way to the host. Host sync: none."""
         offered = tree.offered_log_q
         return cls(
             tree,
             accepted,
             facts,
-            HostCopy(_drafts_per_depth(tree, max_depth)),
+            HostCopy(tree.depth),
             HostCopy(tree.num_nodes),
             HostCopy(accepted.accept_index),
             None if offered is None else HostCopy(offered.exp()),
             _per_drafter(tree, accepted),
         )
 
-    @property
-    def record(self) -> RoundRecord:
-        """What the round knows of itself. Host sync: waits for the round, if it ran on a device."""
-        counts = self._drafts_per_depth.tolist()
-        while counts and counts[-1] == 0:
-            counts.pop()
-        num_drafts = self._num_nodes.numpy() - 1
-        drafts, correct = self._per_drafter.tolist() if self._per_drafter else ((), ())
-        path = self._accept_index.numpy()
-        survivals = None if self._offered is None else self._offered.numpy()
+    def record(self, ended: Sequence[bool] = ()) -> RoundRecord:
+        """What the round knows of itself. Host sync: waits for the round, if it ran on a device.
+
+        Args:
+            ended: per request, whether it had ended when the round ran; empty: none had.
+        """
+        num_nodes, path = self._num_nodes.numpy(), self._accept_index.numpy()
+        counts = np.ones(len(path), bool) if not any(ended) else ~np.asarray(ended)
+        correct = np.where(counts, (path >= 0).sum(axis=1) - 1, 0)
+        offered = np.zeros((len(path), 0), np.float32)
+        if self._offered is not None:
+            offered = np.where(counts[:, None], self._offered.numpy(), 0)
+        drafts_of, correct_of = (), ()
+        if self._per_drafter is not None:
+            drafts_of, correct_of = self._per_drafter.numpy()[:, counts].sum(axis=1).tolist()
         return RoundRecord(
-            num_drafting=int((num_drafts > 0).sum()),
-            nodes_per_depth=tuple(counts),
-            num_correct=tuple(((path >= 0).sum(axis=1) - 1).tolist()),
-            num_drafts=tuple(num_drafts.tolist()),
-            survivals=np.zeros((len(path), 0), np.float32) if survivals is None else survivals,
-            accept_ranks=np.maximum(path[:, 1:], 0),
-            drafts_per_drafter=tuple(drafts),
-            correct_per_drafter=tuple(correct),
+            num_drafting=int((num_nodes[counts] > 1).sum()),
+            nodes_per_depth=_drafts_per_depth(self._depth.numpy()[counts], num_nodes[counts]),
+            num_correct=tuple(correct.tolist()),
+            num_drafts=tuple((num_nodes - 1).tolist()),
+            ended=() if counts.all() else tuple((~counts).astype(int).tolist()),
+            survivals=offered,
+            accept_ranks=np.where(counts[:, None], np.maximum(path[:, 1:], 0), 0),
+            drafts_per_drafter=tuple(drafts_of),
+            correct_per_drafter=tuple(correct_of),
             **self._facts,
         )
 
 
-def _drafts_per_depth(tree: DraftTree, max_depth: int) -> Int[Tensor, " K"]:
-    """Live drafts at depth 1, 2, .. over all requests. Host sync: none."""
-    node = torch.arange(tree.num_draft_tokens, device=tree.tokens.device)
-    is_live = node < tree.num_nodes[:, None]
-    per_depth = torch.zeros(max_depth + 1, dtype=torch.int64, device=node.device)
-    per_depth.scatter_add_(0, tree.depth.reshape(-1), is_live.reshape(-1).long())
-    return per_depth[1:]
+def _drafts_per_depth(depth: NDArray[Any], num_nodes: NDArray[Any]) -> tuple[int, ...]:
+    """Live drafts at depth 1, 2, .. of all rows [B, N], [B]."""
+    is_live = np.arange(depth.shape[1]) < num_nodes[:, None]
+    return tuple(np.bincount(depth[is_live])[1:].tolist())
 
 
 def drafters_of(
@@ -116,8 +118,8 @@ def drafters_of(
 
 
 def _per_drafter(tree: DraftTree, accepted: AcceptResult) -> HostCopy | None:
-    """Live drafts and correct drafts of each drafter of a merge, [2, MAX_DRAFTERS]."""
+    """Live drafts and correct drafts of each drafter of a merge, [2, B, MAX_DRAFTERS]."""
     if tree.sources is None:
         return None
     is_from, on_path = drafters_of(tree.sources, accepted.accept_index)
-    return HostCopy(torch.stack([is_from.sum((0, 1)), on_path.sum((0, 1))]))
+    return HostCopy(torch.stack([is_from.sum(1), on_path.sum(1)]))

@@ -162,7 +162,7 @@ class Speculator:
             "verify_seconds": verified - built,
             "accept_seconds": finished - verified,
         }
-        return RoundOutcome.of(tree, accepted, facts, self._tree_builder.depth)
+        return RoundOutcome.of(tree, accepted, facts)
 
     def _propose(
         self, target: Target, speculate: Sequence[bool], draft_budget: int

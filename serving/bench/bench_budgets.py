@@ -6,7 +6,7 @@ Every group of prompts is sent once per policy, one policy after the other (the 
 from group to group), so that all meet the same machine noise; the server is told to change its
 policy between them. Ratios are those of one group, to plain decoding (budget 0) on the same server.
 `--plain` adds a server without any speculative worker, in the same turns: what being off costs.
-It is stopped (SIGSTOP) while the other one is measured.
+The one that is not measured is stopped (SIGSTOP).
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import statistics
+import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,12 +28,13 @@ from typing import Any
 import click
 import httpx
 import psutil
-from bench_speedup import accept_length, grouped, timed
+from bench_speedup import accept_length, timed
 from rich.console import Console
 from rich.progress import Progress
 
+from specstack.budget.cost_store import machine_name
+from specstack.plan import Plan
 from specstack.prompts import read_prompts
-from specstack.provenance import provenance
 from specstack_serving.generate import chat_ids
 from specstack_serving.launch import free_port, running_server
 from specstack_serving.lossless import PLAIN
@@ -63,25 +67,43 @@ def use(url: str, section: dict[str, Any]) -> None:
         raise click.ClickException(f"{section}: {answer.text}")
 
 
-@contextmanager
-def awake(processes: Sequence[psutil.Process]) -> Iterator[None]:
-    """Let a stopped server run for the length of a block."""
-    for process in processes:
-        process.resume()
-    try:
-        yield
-    finally:
-        for process in processes:
+@dataclass(frozen=True)
+class Server:
+    """A server and its processes: an idle engine keeps a core busy."""
+
+    url: str
+    processes: list[psutil.Process]
+
+    def stop(self) -> None:
+        """Take it off the processor."""
+        for process in self.processes:
             process.suspend()
+
+    def go_on(self) -> None:
+        """Let it run again."""
+        for process in self.processes:
+            process.resume()
+
+
+@contextmanager
+def started(plan: Plan, log: Path) -> Iterator[Server]:
+    """A server for the length of a block."""
+    before = set(psutil.Process().children(recursive=True))
+    with running_server(plan, log) as url:
+        found = [p for p in psutil.Process().children(recursive=True) if p not in before]
+        server = Server(url, found)
+        try:
+            yield server
+        finally:
+            server.go_on()
 
 
 class Bench:
     """One server under all policies, and perhaps one without speculation."""
 
-    def __init__(
-        self, url: str, plain: tuple[str, list[psutil.Process]] | None, max_tokens: int
-    ) -> None:
-        self.url, self.plain, self.max_tokens = url, plain, max_tokens
+    def __init__(self, server: Server, plain: Server | None, max_tokens: int) -> None:
+        self.server, self.plain, self.max_tokens = server, plain, max_tokens
+        self.url = server.url
         self.sides = [*POLICIES, *([SERVER_WITHOUT] if plain else [])]
 
     def run(self, side: str, group: list[list[int]], level: int) -> dict[str, Any]:
@@ -89,9 +111,11 @@ class Bench:
         greedy = {"temperature": 0.0}
         if side == SERVER_WITHOUT:
             assert self.plain is not None
-            url, processes = self.plain
-            with awake(processes):
-                rate, _ = timed(url, group, self.max_tokens, level, greedy)
+            self.server.stop()
+            self.plain.go_on()
+            rate, _ = timed(self.plain.url, group, self.max_tokens, level, greedy)
+            self.plain.stop()
+            self.server.go_on()
             return {"rate": rate}
         use(self.url, POLICIES[side])
         before = budgets_chosen(self.url)
@@ -101,7 +125,8 @@ class Bench:
 
     def level(self, inputs: list[list[int]], level: int, groups: int) -> dict[str, Any]:
         """All sides at one number of requests in flight."""
-        parts = grouped(inputs, level)[:groups] if level > 1 else [inputs[: 4 * groups]]
+        size = 4 * level  # with one in flight as well: an answer is short
+        parts = [inputs[i : i + size] for i in range(0, len(inputs), size)][:groups]
         runs: dict[str, list[dict[str, Any]]] = {side: [] for side in self.sides}
         with Progress(console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task(f"{level} in flight", total=len(parts) * len(self.sides))
@@ -156,11 +181,12 @@ def verdict(levels: list[dict[str, Any]]) -> dict[str, Any]:
 @click.command()
 @click.argument("pipeline", type=click.Path(path_type=Path))
 @click.option("--prompts", "files", required=True, multiple=True,
-              type=click.Path(exists=True, path_type=Path), help="Several are mixed in turn.")  # fmt: skip
-@click.option("--max-tokens", default=96, show_default=True, help="Mean length of the answers.")
+              type=click.Path(exists=True, path_type=Path),
+              help="Several are mixed in turn.")  # fmt: skip
+@click.option("--max-tokens", default=64, show_default=True, help="Mean length of the answers.")
 @click.option("--concurrency", "levels", multiple=True, type=int, default=(1, 2, 4, 8, 16),
               show_default=True)  # fmt: skip
-@click.option("--groups", default=3, show_default=True, help="Groups of prompts per load.")
+@click.option("--groups", default=2, show_default=True, help="Groups of prompts per load.")
 @click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE")
 @click.option("--plain", is_flag=True, help="Measure a plain server as well.")
 def main(
@@ -178,28 +204,27 @@ def main(
     texts = [read_prompts(file, None) for file in files]
     mixed = [prompt for each in zip(*texts, strict=False) for prompt in each]
     inputs = chat_ids(plan.target.path, mixed)
-    results: dict[str, Any] = {"plan": plan.hash, "prompts": list(map(str, files)), "levels": []}
+    results: dict[str, Any] = {
+        "command": shlex.join(sys.argv),
+        "plan": plan.hash,
+        "device": machine_name(),
+        "levels": [],
+    }
     with TemporaryDirectory() as folder, ExitStack() as stack:
         other = None
         if plain:
             port = f"engine.port={free_port()}"
             plain_plan = prepare(pipeline, (*overrides, port, *PLAIN))
-            before = set(psutil.Process().children(recursive=True))
-            url = stack.enter_context(running_server(plain_plan, Path(folder, "plain.log")))
-            started = [p for p in psutil.Process().children(recursive=True) if p not in before]
-            timed(url, inputs[:1], max_tokens, 1, {"temperature": 0.0})
-            stack.callback(lambda: [process.resume() for process in started])
-            for process in started:
-                process.suspend()
-            other = (url, started)
-        url = stack.enter_context(running_server(plan, Path(folder, "log")))
-        bench = Bench(url, other, max_tokens)
+            other = stack.enter_context(started(plain_plan, Path(folder, "plain.log")))
+            timed(other.url, inputs[:1], max_tokens, 1, {"temperature": 0.0})
+            other.stop()
+        server = stack.enter_context(started(plan, Path(folder, "log")))
+        bench, url = Bench(server, other, max_tokens), server.url
         for level in levels:
             results["levels"].append(bench.level(inputs, level, groups))
             console.print(results["levels"][-1])
         results["costs"] = httpx.get(f"{url}/specstack/status", timeout=60.0).json()["costs"]
     results["verdict"] = verdict(results["levels"])
-    results["provenance"] = provenance()
     click.echo(json.dumps(results, indent=2))
 
 

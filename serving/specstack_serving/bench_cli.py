@@ -31,6 +31,7 @@ from specstack_serving.cost_sweep import (
     groups_of,
     server_status,
     sweep,
+    vocab_to_send,
 )
 from specstack_serving.launch import ServerFailed, running_server
 from specstack_serving.main import prepare
@@ -127,8 +128,9 @@ def _measure(
         groups = groups_of(plan, status, coarse=coarse, max_requests=max_requests)
         with _progress() as say:
             measured = sweep(
-                base, groups, command=command, say=say, api_key=api_key, admin_key=admin_key
-            )
+                base, groups, command=command, say=say, api_key=api_key, admin_key=admin_key,
+                vocab_size=vocab_to_send(plan),
+            )  # fmt: skip
             answer = asyncio.run(measured)
         return Path(answer["path"]), time.monotonic() - began
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
+import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -21,8 +23,11 @@ from specstack.plan import Plan
 from specstack_serving.sweep_prompts import sweep_prompt
 
 ROUNDS, COARSE_ROUNDS = 12, 6
-SKIPPED_ROUNDS = 3
-"""After a change of budget: rounds that were decided before it, and the first of their kind."""
+CYCLES, COARSE_CYCLES = 3, 2
+"""Every budget's rounds are taken in so many parts, in turns with the other budgets': a machine
+that is slow for a while is slow for all of them, and what is decided by is their ratio."""
+SKIPPED_ROUNDS = 1
+"""After a change of budget: that before it counts for the budget that it was decided with."""
 SHORT, LONG = 96, 2048
 """Tokens of prompts."""
 ANSWER = 320
@@ -48,6 +53,9 @@ class Group:
     budgets: tuple[int, ...]
     rounds: int
     """Measured per budget."""
+    cycles: int = 1
+    answer_tokens: int = ANSWER
+    """After which a request makes room for a fresh one."""
 
 
 def plan_sweep(
@@ -65,19 +73,20 @@ def plan_sweep(
         context_length: longest context of the server, in tokens; long prompts stay below it.
         max_total_tokens: of the KV cache; None bounds nothing.
     """
-    rounds = COARSE_ROUNDS if coarse else ROUNDS
+    rounds, cycles = (COARSE_ROUNDS, COARSE_CYCLES) if coarse else (ROUNDS, CYCLES)
     powers = [1 << i for i in range(max_requests.bit_length()) if 1 << i <= max_requests]
     sizes = sorted({1, min(4, max_requests), max_requests} if coarse else {*powers, max_requests})
-    longest = max(context_length - ANSWER - 64, 16)
+    answer = min(ANSWER, max(1, (context_length - 64) // 2))
+    longest = max(1, context_length - answer - 64)
     kinds = [(size, min(SHORT, longest)) for size in sizes]
     long = min(LONG // 2 if coarse else LONG, longest)
-    if long > 2 * (SHORT + ANSWER):
+    if long > 2 * (SHORT + answer):
         long_sizes = [1] if coarse else sorted({1, min(8, max_requests)})
         kinds += [(size, long) for size in long_sizes]
     return tuple(
-        Group(size, prompt, tuple(sorted({0, *budgets})), rounds)
+        Group(size, prompt, tuple(sorted({0, *budgets})), rounds, cycles, answer)
         for size, prompt in kinds
-        if max_total_tokens is None or size * (prompt + ANSWER + 64) <= max_total_tokens
+        if max_total_tokens is None or size * (prompt + answer + 64) <= max_total_tokens
     )
 
 
@@ -89,12 +98,14 @@ async def sweep(
     say: Callable[[str, int, int], None] = lambda text, done, total: None,
     api_key: str | None = None,
     admin_key: str | None = None,
+    vocab_size: int | None = None,
 ) -> dict[str, Any]:
     """Measure `groups` on the server at `url`, which then fits, stores and uses a table.
 
     Args:
         command: kept in the table, as its source.
-        say: told what is measured, and how many of all cells are done.
+        say: told what is measured, and how many of all parts are done.
+        vocab_size: sends token ids below it instead of text; None: the server has a tokenizer.
 
     Returns:
         The server's answer: `costs` (its state) and `path` (the file, on the server's machine).
@@ -107,8 +118,16 @@ async def sweep(
     async with httpx.AsyncClient(
         base_url=url, headers=_bearer(api_key), limits=limits, timeout=120.0, trust_env=False
     ) as client:
-        total = sum(len(group.budgets) for group in groups)
-        return await _Sweep(client, _bearer(admin_key), say, total).run(groups, command)
+        total = sum(len(group.budgets) * group.cycles for group in groups)
+        measurement = _Sweep(client, _bearer(admin_key), say, total, vocab_size)
+        return await measurement.run(groups, command)
+
+
+def vocab_to_send(plan: Plan) -> int | None:
+    """`vocab_size` of `sweep`, for a plan's server."""
+    if not plan.engine.args.get("skip_tokenizer_init"):
+        return None
+    return plan.target.facts.vocab_size if plan.target.facts else None
 
 
 def groups_of(
@@ -137,7 +156,9 @@ class _Sweep:
         admin: dict[str, str],
         say: Callable[[str, int, int], None],
         total: int,
+        vocab_size: int | None,
     ) -> None:
+        self._vocab_size = vocab_size
         self._client = client
         self._admin = admin
         self._say = say
@@ -161,13 +182,15 @@ class _Sweep:
         await self._post("budget", {"force": 0})
         async with self._in_flight(group):
             await self._until_running(group.num_requests)
-            for budget in group.budgets:
+            pace: dict[int, float] = {}
+            for budget in group.budgets * group.cycles:
                 self._say(
                     f"{group.num_requests} requests, about {group.prompt_tokens} tokens, budget"
                     f" {budget}", self._done, self._total,
                 )  # fmt: skip
                 await self._post("budget", {"force": budget})
-                await self._rounds(SKIPPED_ROUNDS + group.rounds)
+                part = SKIPPED_ROUNDS + math.ceil(group.rounds / group.cycles)
+                pace[budget] = await self._rounds(part, pace.get(budget))
                 self._done += 1
                 self._say("", self._done, self._total)
         await self._until_idle("the server goes on with requests that were given up")
@@ -175,7 +198,7 @@ class _Sweep:
     @asynccontextmanager
     async def _in_flight(self, group: Group) -> AsyncIterator[None]:
         self._requests = [
-            asyncio.create_task(self._keep_one(group.prompt_tokens))
+            asyncio.create_task(self._keep_one(group.prompt_tokens, group.answer_tokens))
             for _ in range(group.num_requests)
         ]
         try:
@@ -186,13 +209,13 @@ class _Sweep:
             await asyncio.gather(*self._requests, return_exceptions=True)
             self._requests = []
 
-    async def _keep_one(self, prompt_tokens: int) -> None:
+    async def _keep_one(self, prompt_tokens: int, answer_tokens: int) -> None:
         """One request after another, until cancelled; closing its stream aborts it."""
         while True:
             body = {
-                "text": sweep_prompt(next(self._numbers), prompt_tokens),
+                **self._prompt(next(self._numbers), prompt_tokens),
                 "sampling_params": {
-                    "temperature": 0.0, "max_new_tokens": ANSWER, "ignore_eos": True,
+                    "temperature": 0.0, "max_new_tokens": answer_tokens, "ignore_eos": True,
                 },
                 "stream": True,
             }  # fmt: skip
@@ -203,6 +226,13 @@ class _Sweep:
                 async for line in response.aiter_lines():
                     if line.startswith('data: {"error"'):
                         raise SweepError(f"POST /generate: {line.removeprefix('data: ')}")
+
+    def _prompt(self, number: int, num_tokens: int) -> dict[str, Any]:
+        if self._vocab_size is None:
+            return {"text": sweep_prompt(number, num_tokens)}
+        rng = random.Random(number)
+        words = [rng.randrange(self._vocab_size) for _ in range(max(1, num_tokens // 4))]
+        return {"input_ids": [rng.choice(words) for _ in range(num_tokens)]}
 
     async def _until_running(self, num_requests: int) -> None:
         """Wait until the server's rounds are over exactly `num_requests` requests."""
@@ -219,11 +249,15 @@ class _Sweep:
             f" {load}: leave it alone while it is measured, or measure smaller batches"
         )
 
-    async def _rounds(self, num_rounds: int) -> None:
-        """Wait for so many rounds, asking seldom: every question costs the server time."""
+    async def _rounds(self, num_rounds: int, pace: float | None) -> float:
+        """Wait for so many rounds, asking seldom: every question costs the server time.
+
+        Args:
+            pace: seconds that one takes, if known; returns what it was.
+        """
         first = last = (await self._status())["rounds"]
         began = moved = time.monotonic()
-        wait = 0.1
+        wait = 0.1 if pace is None else num_rounds * pace
         while last - first < num_rounds:
             await self._pause(wait)
             rounds, now = (await self._status())["rounds"], time.monotonic()
@@ -233,6 +267,7 @@ class _Sweep:
                 wait = min(max(left * (now - began) / (last - first), 0.02), 1.0)
             elif now - moved > STALL_SECONDS:
                 raise SweepError(f"no round in {STALL_SECONDS:.0f} s: see the server's log")
+        return (moved - began) / (last - first)
 
     async def _until_idle(self, problem: str) -> None:
         deadline = time.monotonic() + STALL_SECONDS

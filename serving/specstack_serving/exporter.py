@@ -118,7 +118,7 @@ class RoundExporter:
 
     def _contexts(self, record: RoundRecord) -> None:
         rounds, drafts, correct = Counter[str](), Counter[str](), Counter[str]()
-        columns = record.context_lens, record.num_drafts, record.num_correct
+        columns = record.context_lens, record.counted_drafts, record.num_correct
         for context, num_drafts, num_correct in zip(*columns, strict=True):
             if num_drafts:
                 bucket = context_bucket(context)

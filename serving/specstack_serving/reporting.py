@@ -23,6 +23,7 @@ class _Waiting:
 
     outcome: RoundOutcome
     load: Load
+    has_ended: Callable[[], list[bool]]
     started_at: float
     step_seconds: float | None
     is_eager_fallback: bool
@@ -62,12 +63,24 @@ class RoundReporter:
             self.controller.impose(budget)
         return budget
 
-    def ran(self, outcome: RoundOutcome, load: Load, *, is_eager_fallback: bool) -> None:
-        """A round has ended, as far as the host is concerned."""
+    def ran(
+        self,
+        outcome: RoundOutcome,
+        load: Load,
+        has_ended: Callable[[], list[bool]],
+        *,
+        is_eager_fallback: bool,
+    ) -> None:
+        """A round has ended, as far as the host is concerned.
+
+        Args:
+            has_ended: which requests an earlier round has ended, asked when the counts are there.
+        """
         end = time.perf_counter()
         step = None if self._last_end is None else end - self._last_end
         self._last_end = end
-        self._waiting.append(_Waiting(outcome, load, self._started_at, step, is_eager_fallback))
+        waiting = _Waiting(outcome, load, has_ended, self._started_at, step, is_eager_fallback)
+        self._waiting.append(waiting)
 
     def prefilled(self, cached: int, computed: int) -> None:
         """Prompts ran instead of a round: the time of the coming step says nothing."""
@@ -78,9 +91,10 @@ class RoundReporter:
         """Report the oldest round that waits."""
         waiting = self._waiting.popleft()
         load = waiting.load
+        record = waiting.outcome.record(waiting.has_ended())
+        assert len(num_correct) == record.num_requests
         record = replace(
-            waiting.outcome.record,
-            num_correct=tuple(num_correct),
+            record,
             request_ids=load.request_ids,
             context_lens=load.context_lens,
             num_queued=load.num_queued,

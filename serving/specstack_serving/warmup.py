@@ -17,7 +17,13 @@ from specstack_serving import sglang_compat as sgl
 from specstack_serving.address import base_url
 from specstack_serving.budgeting import needs_costs
 from specstack_serving.carrier import current_plan
-from specstack_serving.cost_sweep import SweepError, groups_of, server_status, sweep
+from specstack_serving.cost_sweep import (
+    SweepError,
+    groups_of,
+    server_status,
+    sweep,
+    vocab_to_send,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +64,11 @@ def _measure_costs() -> None:
             return
         logger.info("specstack: no cost table for this machine yet: measuring a coarse one")
         groups = groups_of(plan, status, coarse=True)
-        asyncio.run(sweep(url, groups, command=COMMAND, api_key=key, admin_key=admin_key))
+        measured = sweep(
+            url, groups, command=COMMAND, api_key=key, admin_key=admin_key,
+            vocab_size=vocab_to_send(plan),
+        )  # fmt: skip
+        asyncio.run(measured)
         logger.info("specstack: `specstack bench cost` measures a finer one")
     except (SweepError, httpx.HTTPError) as error:
         logger.warning("specstack: no cost table, drafts wait for one: %s", error)

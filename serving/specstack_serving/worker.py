@@ -190,10 +190,16 @@ class SpecstackWorker(sgl.BaseSpecWorker):  # type: ignore[misc]
             slots, target.draft_batch().bonus_tokens, speculate, budget, target
         )
         tree, accepted = outcome.tree, outcome.accepted
+        reqs = list(batch.reqs)
         fell_back = self._graphs is not None and self._graphs.fell_back(
             tree.num_draft_tokens, len(slots), target.can_run_cuda_graph
         )
-        self._reporter.ran(outcome, load, is_eager_fallback=fell_back)
+        self._reporter.ran(
+            outcome,
+            load,
+            lambda: [req.finished() for req in reqs],
+            is_eager_fallback=fell_back,
+        )
         self.speculative_num_draft_tokens = tree.num_draft_tokens
         logits_output = target.logits_output
         if batch.return_logprob:

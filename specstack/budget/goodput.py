@@ -233,7 +233,7 @@ class GoodputPolicy:
 
     def observe(self, record: RoundRecord) -> None:
         """Learn whether a probe paid; costs and survivals learn by themselves."""
-        asked = record.num_requests - record.num_opted_out - record.num_gated
+        asked = record.num_asked
         if record.reason != "probe" or not asked or self._probe is None:
             return
         if 1 + sum(record.num_correct) / asked >= self._needed:

@@ -119,7 +119,7 @@ class SurvivalWindow:
         if record.draft_budget == 0 or not self._most:
             self._age(AGEING * record.num_requests, FLOOR)
             return
-        asked = record.num_requests - record.num_opted_out - record.num_gated
+        asked = record.num_asked
         rows = np.asarray(record.survivals, dtype=np.float64)
         offered = np.flatnonzero(rows[:, 0] > 0) if rows.size else np.zeros(0, dtype=np.int64)
         if len(offered) > asked:

@@ -33,7 +33,7 @@ class RecentAcceptance:
         if record.num_drafting == 0:
             return
         self._weight *= 2 ** (1 / HALF_LIFE_ROUNDS)
-        drafts = np.asarray(record.num_drafts)
+        drafts = np.asarray(record.counted_drafts)
         correct = np.asarray(record.num_correct)[drafts > 0]
         counts = np.bincount(correct)
         reached = counts[::-1].cumsum()[::-1] * self._weight
@@ -41,7 +41,7 @@ class RecentAcceptance:
             self._reached = np.pad(self._reached, (0, len(reached) - len(self._reached)))
         self._reached[: len(reached)] += reached
         for context, num_drafts, num_correct in zip(
-            record.context_lens, record.num_drafts, record.num_correct, strict=False
+            record.context_lens, record.counted_drafts, record.num_correct, strict=False
         ):
             if num_drafts:
                 row = self._contexts[CONTEXT_BUCKETS.index(context_bucket(context))]

@@ -53,6 +53,9 @@ class RoundRecord:
     """The price that drafts had to be worth."""
     num_drafts: tuple[int, ...] = ()
     """Verified drafts (live nodes without the root) per request [B]."""
+    ended: tuple[int, ...] = ()
+    """1 for requests that had ended when the round ran, which an engine that overlaps rounds learns
+    too late [B]; empty: none had. They cost time, but nothing else here counts them."""
     survivals: NDArray[np.float32] = field(default_factory=_nothing)
     """[B, S]: probability, falling in each row, that the target accepts the path to the best, the
     second best ... draft that was offered (calibrated, where the tree is), before the price left
@@ -74,7 +77,20 @@ class RoundRecord:
     @property
     def num_emitted(self) -> int:
         """Tokens that the round emitted."""
-        return sum(self.num_correct) + len(self.num_correct)
+        return sum(self.num_correct) + len(self.num_correct) - sum(self.ended)
+
+    @property
+    def num_asked(self) -> int:
+        """Requests that were to draft, if they had something to propose."""
+        return self.num_requests - self.num_opted_out - self.num_gated - sum(self.ended)
+
+    @property
+    def counted_drafts(self) -> tuple[int, ...]:
+        """`num_drafts` without those of requests that had ended."""
+        if not any(self.ended):
+            return self.num_drafts
+        pairs = zip(self.num_drafts, self.ended, strict=True)
+        return tuple(0 if ended else drafts for drafts, ended in pairs)
 
     @property
     def round_seconds(self) -> float:

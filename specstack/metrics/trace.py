@@ -33,7 +33,8 @@ _PLAIN = {
     "num_requests": "b", "num_opted_out": "o", "num_gated": "g", "num_drafting": "d",
     "draft_budget": "w", "reason": "r", "num_draft_tokens": "n", "nodes_per_depth": "nd",
     "num_correct": "c", "drafts_per_drafter": "dd", "correct_per_drafter": "cd",
-    "min_survival": "p", "num_drafts": "m", "context_lens": "x", "num_queued": "q", "kv_usage": "u",
+    "min_survival": "p", "num_drafts": "m", "ended": "e", "context_lens": "x",
+    "num_queued": "q", "kv_usage": "u",
 }  # fmt: skip
 _SECONDS = {
     "draft_seconds": "td", "build_seconds": "tb", "verify_seconds": "tv", "accept_seconds": "ta",
@@ -42,7 +43,7 @@ _SECONDS = {
 _IDS = "i"
 _TUPLES = frozenset(
     ("nodes_per_depth", "num_correct", "drafts_per_drafter", "correct_per_drafter", "num_drafts",
-     "context_lens")
+     "context_lens", "ended")
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ The plain server's answers are recorded once and compared with every speculative
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from cases import answers, continuations
 from harness import Serve, serving
 
+from specstack.models.packaged import cache_folder
 from specstack_serving.lossless import PLAIN
 
 
@@ -21,6 +23,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.e2e)
             item.add_marker(pytest.mark.timeout(1800))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cost_tables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is measured beside other tests must not stay: a cache of our own, but for the models."""
+    own, kept = tmp_path_factory.mktemp("cache"), cache_folder()
+    (kept / "models").mkdir(parents=True, exist_ok=True)
+    for entry in kept.iterdir():
+        if entry.name != "costs":
+            (own / entry.name).symlink_to(entry)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("SPECSTACK_CACHE", str(own))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -251,10 +251,10 @@ class TestSweep:
     def test_the_admin_key_is_shown(self, engine: FakeEngine, given: str, works: bool) -> None:
         engine.admin_key = "secret"
         if works:
-            run(engine, GROUPS[:1], admin_key=given)
+            run(engine, GROUPS[:1], api_key=given, admin_key=given)
             return
-        with pytest.raises(SweepError, match=r"/specstack/status: 401: give the .*--admin-key"):
-            run(engine, GROUPS[:1], admin_key=given)
+        with pytest.raises(SweepError, match=r"/specstack/status: 401: give the server's key"):
+            run(engine, GROUPS[:1], api_key=given, admin_key=given)
 
     def test_a_refused_prompt_ends_the_sweep(self, engine: FakeEngine) -> None:
         engine.refuse_prompts = "too long"

@@ -187,7 +187,7 @@ def test_the_record_counts_live_drafts_per_depth() -> None:
         spec.begin(slot, [1, 2], [])
     target = ToyTarget({0: [1, 2], 1: [1, 2]}, [0, 1])
     roots = torch.tensor([3, 3])
-    record = spec.round([0, 1], roots, [True, False], Budget(4, "why"), target).record
+    record = spec.round([0, 1], roots, [True, False], Budget(4, "why"), target).record()
     assert (record.num_requests, record.num_opted_out, record.num_drafting) == (2, 1, 1)
     assert (record.draft_budget, record.reason) == (4, "why")
     assert record.nodes_per_depth == (1, 1)
@@ -385,16 +385,16 @@ def test_requests_with_a_budget_of_their_own() -> None:
     outcome = spec.round([4, 5, 6], torch.tensor([3, 3, 3]), [True] * 3, budget, target)
     assert ("propose", [4, 6], 4) in calls
     assert outcome.tree.num_nodes.tolist() == [4, 1, 2]
-    assert outcome.record.num_drafts == (3, 0, 1)
-    assert (outcome.record.num_opted_out, outcome.record.num_gated) == (0, 1)
-    assert (outcome.record.survivals[:, :3] > 0).tolist() == [[True] * 3, [False] * 3, [True] * 3]
+    assert outcome.record().num_drafts == (3, 0, 1)
+    assert (outcome.record().num_opted_out, outcome.record().num_gated) == (0, 1)
+    assert (outcome.record().survivals[:, :3] > 0).tolist() == [[True] * 3, [False] * 3, [True] * 3]
 
 
 def ranked_record(min_survival: float) -> RoundRecord:
     spec = Speculator(ScriptedDrafter([], 3), ChainBuilder(8), GreedyRule(), verify_widths((4,)))
     spec.begin(7, [1, 2], [])
     target, budget = ToyTarget({7: [1, 2]}, [7]), Budget(4, "test", min_survival)
-    return spec.round([7], torch.tensor([4]), [True], budget, target).record
+    return spec.round([7], torch.tensor([4]), [True], budget, target).record()
 
 
 def test_the_record_ranks_what_was_offered_and_accepted() -> None:
@@ -444,8 +444,8 @@ def test_drafts_are_counted_for_every_drafter_of_a_merge() -> None:
         spec.begin(slot, [1, 2], [])
     outcome = spec.round([7, 9], torch.tensor([4, 4]), [True, False], Budget(4, "t"), target)
     assert outcome.accepted.num_correct_drafts.tolist() == [1, 0]
-    assert outcome.record.drafts_per_drafter[:3] == (2, 0, 2)
-    assert outcome.record.correct_per_drafter[:3] == (1, 0, 0)
+    assert outcome.record().drafts_per_drafter[:3] == (2, 0, 2)
+    assert outcome.record().correct_per_drafter[:3] == (1, 0, 0)
 
 
 def test_a_single_drafter_is_not_counted_twice() -> None:
@@ -453,5 +453,25 @@ def test_a_single_drafter_is_not_counted_twice() -> None:
     spec = speculator(calls)
     spec.begin(7, [1, 2], [])
     target = ToyTarget({7: [1, 2]}, [7])
-    record = spec.round([7], torch.tensor([3]), [True], Budget(4, "t"), target).record
+    record = spec.round([7], torch.tensor([3]), [True], Budget(4, "t"), target).record()
     assert record.drafts_per_drafter == record.correct_per_drafter == ()
+
+
+def test_a_request_that_had_ended_costs_time_and_counts_nowhere() -> None:
+    spec = Speculator(TwoDrafters([], 3), ChainBuilder(8), GreedyRule(), verify_widths((4,)))
+    target = ToyTarget({7: [1, 2], 9: [1, 2]}, [7, 9])
+    for slot in (7, 9):
+        spec.begin(slot, [1, 2], [])
+    outcome = spec.round([7, 9], torch.tensor([4, 4]), [True] * 2, Budget(4, "t"), target)
+    both, one = outcome.record(), outcome.record([False, True])
+    assert both.ended == ()
+    assert both.num_emitted == 2 * one.num_emitted == 4
+    assert (both.num_drafting, one.num_drafting) == (2, 1)
+    assert (both.num_asked, one.num_asked) == (2, 1)
+    assert both.nodes_per_depth == tuple(2 * n for n in one.nodes_per_depth)
+    assert both.correct_per_drafter == tuple(2 * n for n in one.correct_per_drafter)
+    assert one.num_drafts == both.num_drafts == (3, 3), "they were computed"
+    assert one.counted_drafts == (3, 0)
+    assert one.num_correct == (1, 0)
+    assert not one.survivals[1].any()
+    assert not one.accept_ranks[1].any()
