@@ -50,6 +50,8 @@ class RoundOutcome:
     tree: DraftTree
     accepted: AcceptResult
     _facts: dict[str, Any]
+    _wanted: NDArray[np.bool_]
+    _asked: NDArray[np.bool_]
     _depth: HostCopy
     _num_nodes: HostCopy
     _accept_index: HostCopy
@@ -57,19 +59,39 @@ class RoundOutcome:
     _per_drafter: HostCopy | None
 
     @classmethod
-    def of(cls, tree: DraftTree, accepted: AcceptResult, facts: dict[str, Any]) -> RoundOutcome:
-        """Start the counts' way to the host. Host sync: none."""
+    def of(
+        cls,
+        tree: DraftTree,
+        accepted: AcceptResult,
+        facts: dict[str, Any],
+        wanted: Sequence[bool],
+        asked: Sequence[bool],
+    ) -> RoundOutcome:
+        """Start the counts' way to the host. Host sync: none.
+
+        Args:
+            wanted: requests that did not opt out.
+            asked: those of them that were to draft.
+        """
         offered = tree.offered_log_q
         return cls(
             tree,
             accepted,
             facts,
+            np.asarray(wanted, bool),
+            np.asarray(asked, bool),
             HostCopy(tree.depth),
             HostCopy(tree.num_nodes),
             HostCopy(accepted.accept_index),
             None if offered is None else HostCopy(offered.exp()),
             _per_drafter(tree, accepted),
         )
+
+    @property
+    def seconds(self) -> float:
+        """Host time of the round's phases."""
+        phases = [value for name, value in self._facts.items() if name.endswith("_seconds")]
+        return float(sum(phases))
 
     def record(self, ended: Sequence[bool] = ()) -> RoundRecord:
         """What the round knows of itself. Host sync: waits for the round, if it ran on a device.
@@ -87,6 +109,8 @@ class RoundOutcome:
         if self._per_drafter is not None:
             drafts_of, correct_of = self._per_drafter.numpy()[:, counts].sum(axis=1).tolist()
         return RoundRecord(
+            num_opted_out=int((~self._wanted & counts).sum()),
+            num_gated=int((self._wanted & ~self._asked & counts).sum()),
             num_drafting=int((num_nodes[counts] > 1).sum()),
             nodes_per_depth=_drafts_per_depth(self._depth.numpy()[counts], num_nodes[counts]),
             num_correct=tuple(correct.tolist()),

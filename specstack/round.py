@@ -134,9 +134,9 @@ class Speculator:
             speculate: False for requests that opted out; they ride along with the root alone.
         """
         started = time.perf_counter()
-        num_opted_out, limits = len(slots) - sum(speculate), budget.request_budgets
+        wanted, limits = speculate, budget.request_budgets
         if limits is not None:
-            speculate = [w and limit > 0 for w, limit in zip(speculate, limits, strict=True)]
+            speculate = [w and limit > 0 for w, limit in zip(wanted, limits, strict=True)]
         proposal = self._propose(target, speculate, budget.draft_budget)
         proposed = time.perf_counter()
         tree = self._build(proposal, bonus_tokens, budget)
@@ -151,8 +151,6 @@ class Speculator:
         self._absorb(target, tree, accepted, drafted=proposal is not None)
         facts = {
             "num_requests": len(slots),
-            "num_opted_out": num_opted_out,
-            "num_gated": len(slots) - num_opted_out - sum(speculate),
             "draft_budget": budget.draft_budget,
             "reason": budget.reason,
             "min_survival": budget.min_survival,
@@ -162,7 +160,7 @@ class Speculator:
             "verify_seconds": verified - built,
             "accept_seconds": finished - verified,
         }
-        return RoundOutcome.of(tree, accepted, facts)
+        return RoundOutcome.of(tree, accepted, facts, wanted, speculate)
 
     def _propose(
         self, target: Target, speculate: Sequence[bool], draft_budget: int

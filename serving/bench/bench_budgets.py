@@ -1,34 +1,38 @@
-"""Tokens per second of budget policies at several loads, interleaved on one server.
+"""Tokens per second of budget policies at several loads, in turns of seconds on one server.
 
     python serving/bench/bench_budgets.py dsl/specs/goodput.yaml --prompts FILE
 
-Every group of prompts is sent once per policy, one policy after the other (the first one rotates
-from group to group), so that all meet the same machine noise; the server is told to change its
-policy between them. Ratios are those of one group, to plain decoding (budget 0) on the same server.
-`--plain` adds a server without any speculative worker, in the same turns: what being off costs.
-The one that is not measured is stopped (SIGSTOP).
+So many requests are kept in flight, streaming, while the server is told every few seconds to decide
+by another policy. Each cycle gives every policy a turn, so that a machine that is slow for a while
+is slow for all of them. Tokens are counted as they arrive, prompts of new requests and all; the
+first second of a turn, in which the policy changes, is left out. Ratios are to plain decoding
+(budget 0) on the same server; intervals are bootstrapped over cycles.
+`--plain` compares budget 0 with a server that has no speculative worker, in turns of the same kind:
+what being off costs. The one whose turn it is not is stopped (SIGSTOP).
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 import math
 import re
 import shlex
-import statistics
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import click
 import httpx
+import numpy as np
 import psutil
-from bench_speedup import accept_length, timed
 from rich.console import Console
 from rich.progress import Progress
 
@@ -49,30 +53,20 @@ POLICIES: dict[str, dict[str, Any]] = {
     "ema": {"kind": "ema", "choices": CHOICES[1:]},
     "goodput": {"kind": "goodput", "choices": CHOICES},
 }
-SERVER_WITHOUT = "plain server"
+WITHOUT = "plain server"
+SETTLE_SECONDS = 1.0
+SAMPLES = 2000
+"""Of the bootstrap."""
 
 
-def budgets_chosen(url: str) -> Counter[str]:
-    """Rounds so far, by budget and reason."""
-    text = httpx.get(f"{url}/metrics", timeout=30.0).text
-    pattern = r'^specstack_rounds_total\{draft_budget="(\d+)".*reason="([^"]+)".*\} (\S+)$'
-    found = re.findall(pattern, text, re.MULTILINE)
-    return Counter({f"{budget} {reason}": float(value) for budget, reason, value in found})
-
-
-def use(url: str, section: dict[str, Any]) -> None:
-    """Have the server decide by another policy."""
-    answer = httpx.post(f"{url}/specstack/budget", json=section, timeout=60.0)
-    if answer.is_error:
-        raise click.ClickException(f"{section}: {answer.text}")
-
-
-@dataclass(frozen=True)
+@dataclass
 class Server:
-    """A server and its processes: an idle engine keeps a core busy."""
+    """A server, its processes (an idle engine keeps a core busy), and requests in flight there."""
 
     url: str
     processes: list[psutil.Process]
+    num_tokens: int = 0
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     def stop(self) -> None:
         """Take it off the processor."""
@@ -84,12 +78,42 @@ class Server:
         for process in self.processes:
             process.resume()
 
+    def hold(
+        self,
+        client: httpx.AsyncClient,
+        inputs: Iterator[tuple[list[int], int]],
+        num_requests: int,
+    ) -> None:
+        """Keep so many requests in flight, until `let_go`."""
+        one = self._keep_one
+        self.tasks = [asyncio.create_task(one(client, inputs)) for _ in range(num_requests)]
+
+    async def let_go(self) -> None:
+        """Give up what is in flight."""
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    async def _keep_one(
+        self, client: httpx.AsyncClient, inputs: Iterator[tuple[list[int], int]]
+    ) -> None:
+        for ids, length in inputs:
+            params = {"temperature": 0.0, "max_new_tokens": length, "ignore_eos": True}
+            body = {"input_ids": ids, "sampling_params": params, "stream": True}
+            seen = 0
+            async with client.stream("POST", f"{self.url}/generate", json=body) as response:
+                async for line in response.aiter_lines():
+                    if line.startswith("data: {"):
+                        count = json.loads(line[6:])["meta_info"]["completion_tokens"]
+                        self.num_tokens += count - seen
+                        seen = count
+
 
 @contextmanager
 def started(plan: Plan, log: Path) -> Iterator[Server]:
     """A server for the length of a block."""
     before = set(psutil.Process().children(recursive=True))
-    with running_server(plan, log) as url:
+    with running_server(plan, log, timeout_seconds=900.0) as url:
         found = [p for p in psutil.Process().children(recursive=True) if p not in before]
         server = Server(url, found)
         try:
@@ -99,82 +123,120 @@ def started(plan: Plan, log: Path) -> Iterator[Server]:
 
 
 class Bench:
-    """One server under all policies, and perhaps one without speculation."""
+    """Turns of seconds over one server, or two."""
 
-    def __init__(self, server: Server, plain: Server | None, max_tokens: int) -> None:
-        self.server, self.plain, self.max_tokens = server, plain, max_tokens
-        self.url = server.url
-        self.sides = [*POLICIES, *([SERVER_WITHOUT] if plain else [])]
+    def __init__(self, inputs: list[list[int]], mean_tokens: int, turn_seconds: float) -> None:
+        # Lengths are spread: requests that start together would end together for ever.
+        spread = [round(mean_tokens * (0.5 + (i * 0.6180339887) % 1.0)) for i in range(len(inputs))]
+        self._inputs = list(zip(inputs, spread, strict=True))
+        self._turn_seconds = turn_seconds
 
-    def run(self, side: str, group: list[list[int]], level: int) -> dict[str, Any]:
-        """Tokens per second of one policy over one group."""
-        greedy = {"temperature": 0.0}
-        if side == SERVER_WITHOUT:
-            assert self.plain is not None
-            self.server.stop()
-            self.plain.go_on()
-            rate, _ = timed(self.plain.url, group, self.max_tokens, level, greedy)
-            self.plain.stop()
-            self.server.go_on()
-            return {"rate": rate}
-        use(self.url, POLICIES[side])
-        before = budgets_chosen(self.url)
-        rate, answers = timed(self.url, group, self.max_tokens, level, greedy)
-        chosen = budgets_chosen(self.url) - before
-        return {"rate": rate, "accept_length": accept_length(answers), "chosen": chosen}
+    async def policies(self, server: Server, level: int, cycles: int) -> dict[str, Any]:
+        """All policies at one number of requests in flight."""
+        async with self._client() as client:
+            server.hold(client, itertools.cycle(self._inputs), level)
+            await asyncio.sleep(3.0)
+            rates: dict[str, list[float]] = {name: [] for name in POLICIES}
+            chosen: dict[str, Counter[str]] = {name: Counter() for name in POLICIES}
+            names = list(POLICIES)
+            with Progress(console=Console(stderr=True), transient=True) as progress:
+                task = progress.add_task(f"{level} in flight", total=cycles * len(names))
+                for cycle in range(cycles):
+                    for place in range(len(names)):
+                        name = names[(place + cycle) % len(names)]
+                        answer = await client.post(
+                            f"{server.url}/specstack/budget", json=POLICIES[name]
+                        )
+                        answer.raise_for_status()
+                        before = await _chosen(client, server.url)
+                        rates[name].append(await self._turn([server]))
+                        chosen[name] += await _chosen(client, server.url) - before
+                        progress.advance(task)
+            await server.let_go()
+        sides = _summary(rates)
+        for name, side in sides.items():
+            side["chosen"] = {k: int(v) for k, v in sorted(chosen[name].items())}
+        return {"concurrency": level, "cycles": cycles, "sides": sides}
 
-    def level(self, inputs: list[list[int]], level: int, groups: int) -> dict[str, Any]:
-        """All sides at one number of requests in flight."""
-        size = 4 * level  # with one in flight as well: an answer is short
-        parts = [inputs[i : i + size] for i in range(0, len(inputs), size)][:groups]
-        runs: dict[str, list[dict[str, Any]]] = {side: [] for side in self.sides}
-        with Progress(console=Console(stderr=True), transient=True) as progress:
-            task = progress.add_task(f"{level} in flight", total=len(parts) * len(self.sides))
-            timed(self.url, parts[0][:level], self.max_tokens, level, {"temperature": 0.0})
-            for turn, part in enumerate(parts):
-                for place in range(len(self.sides)):
-                    side = self.sides[(place + turn) % len(self.sides)]
-                    runs[side].append(self.run(side, part, level))
-                    progress.advance(task)
-        return {"concurrency": level, "groups": len(parts), "sides": summary(runs)}
+    async def off(self, server: Server, without: Server, level: int, cycles: int) -> dict[str, Any]:
+        """Budget 0 against a server without a speculative worker."""
+        async with self._client() as client:
+            body = POLICIES["plain"]
+            (await client.post(f"{server.url}/specstack/budget", json=body)).raise_for_status()
+            rates: dict[str, list[float]] = {WITHOUT: [], "plain": []}
+            both = {"plain": server, WITHOUT: without}
+            for name, one in both.items():
+                other = both[WITHOUT if name == "plain" else "plain"]
+                other.stop()
+                one.go_on()
+                one.hold(client, itertools.cycle(self._inputs), level)
+                await asyncio.sleep(3.0)
+            for cycle in range(cycles):
+                for name in sorted(both, reverse=bool(cycle % 2)):
+                    other = both[WITHOUT if name == "plain" else "plain"]
+                    other.stop()
+                    both[name].go_on()
+                    rates[name].append(await self._turn([both[name]]))
+            for one in both.values():
+                one.go_on()
+                await one.let_go()
+        return {"concurrency": level, "cycles": cycles, "sides": _summary(rates, base=WITHOUT)}
+
+    async def _turn(self, servers: list[Server]) -> float:
+        """Tokens per second of one turn."""
+        await asyncio.sleep(SETTLE_SECONDS)
+        tokens, began = sum(s.num_tokens for s in servers), time.perf_counter()
+        await asyncio.sleep(self._turn_seconds)
+        return (sum(s.num_tokens for s in servers) - tokens) / (time.perf_counter() - began)
+
+    def _client(self) -> httpx.AsyncClient:
+        limits = httpx.Limits(max_connections=None)
+        return httpx.AsyncClient(limits=limits, timeout=None, trust_env=False)
 
 
-def summary(runs: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """Medians over groups; ratios are of one group each."""
-    plain = [run["rate"] for run in runs["plain"]]
-    made = {}
-    for side, each in runs.items():
-        ratios = sorted(run["rate"] / base for run, base in zip(each, plain, strict=True))
-        made[side] = {
-            "tokens_per_second": statistics.median(run["rate"] for run in each),
-            "ratio": statistics.median(ratios),
-            "ratio_min": ratios[0],
-            "ratio_max": ratios[-1],
+async def _chosen(client: httpx.AsyncClient, url: str) -> Counter[str]:
+    """Rounds so far, by budget and reason."""
+    text = (await client.get(f"{url}/metrics")).text
+    pattern = r'^specstack_rounds_total\{draft_budget="(\d+)".*reason="([^"]+)".*\} (\S+)$'
+    found = re.findall(pattern, text, re.MULTILINE)
+    return Counter({f"{budget} {reason}": float(value) for budget, reason, value in found})
+
+
+def _summary(rates: dict[str, list[float]], base: str = "plain") -> dict[str, dict[str, Any]]:
+    """Means over turns of equal length; ratios with 95 % intervals over cycles."""
+    table = np.array(list(rates.values()))  # [sides, cycles]
+    random = np.random.default_rng(0)
+    draws = table[:, random.integers(table.shape[1], size=(SAMPLES, table.shape[1]))].mean(axis=2)
+    row = list(rates).index(base)
+    made: dict[str, dict[str, Any]] = {}
+    for name, each, drawn in zip(rates, table, draws, strict=True):
+        low, high = np.percentile(drawn / draws[row], [2.5, 97.5])
+        made[name] = {
+            "tokens_per_second": round(float(each.mean()), 2),
+            "ratio": round(float(each.mean() / table[row].mean()), 4),
+            "interval": [round(float(low), 3), round(float(high), 3)],
         }
-        if "chosen" in each[0]:
-            chosen = sum((run["chosen"] for run in each), Counter[str]())
-            made[side]["accept_length"] = statistics.median(run["accept_length"] for run in each)
-            made[side]["chosen"] = {k: int(v) for k, v in sorted(chosen.items())}
     return made
 
 
 def verdict(levels: list[dict[str, Any]]) -> dict[str, Any]:
-    """How the goodput policy does against the best fixed budget, plain, and any single one."""
+    """How goodput does against the best fixed budget, plain, and any single one."""
     fixed = [name for name in POLICIES if name.startswith("fixed") or name == "plain"]
 
     def ratio(level: dict[str, Any], side: str) -> float:
         return float(level["sides"][side]["ratio"])
 
     def geomean(side: str) -> float:
-        return math.exp(statistics.fmean(math.log(ratio(level, side)) for level in levels))
+        return math.exp(sum(math.log(ratio(level, side)) for level in levels) / len(levels))
 
+    best = {one["concurrency"]: max(ratio(one, name) for name in fixed) for one in levels}
     return {
         "goodput_to_best_fixed": {
-            level["concurrency"]: ratio(level, "goodput") / max(ratio(level, f) for f in fixed)
-            for level in levels
+            one["concurrency"]: round(ratio(one, "goodput") / best[one["concurrency"]], 3)
+            for one in levels
         },
-        "goodput_to_plain": {level["concurrency"]: ratio(level, "goodput") for level in levels},
-        "geomean": {side: geomean(side) for side in POLICIES},
+        "goodput_to_plain": {one["concurrency"]: ratio(one, "goodput") for one in levels},
+        "geomean": {side: round(geomean(side), 3) for side in POLICIES},
     }
 
 
@@ -183,18 +245,20 @@ def verdict(levels: list[dict[str, Any]]) -> dict[str, Any]:
 @click.option("--prompts", "files", required=True, multiple=True,
               type=click.Path(exists=True, path_type=Path),
               help="Several are mixed in turn.")  # fmt: skip
-@click.option("--max-tokens", default=64, show_default=True, help="Mean length of the answers.")
+@click.option("--max-tokens", default=96, show_default=True, help="Mean length of the answers.")
 @click.option("--concurrency", "levels", multiple=True, type=int, default=(1, 2, 4, 8, 16),
               show_default=True)  # fmt: skip
-@click.option("--groups", default=2, show_default=True, help="Groups of prompts per load.")
+@click.option("--cycles", default=6, show_default=True, help="Turns of every policy per load.")
+@click.option("--seconds", default=3.5, show_default=True, help="Length of a turn.")
 @click.option("--set", "overrides", multiple=True, metavar="PATH=VALUE")
-@click.option("--plain", is_flag=True, help="Measure a plain server as well.")
+@click.option("--plain", is_flag=True, help="Measure what being off costs, instead.")
 def main(
     pipeline: Path,
     files: tuple[Path, ...],
     max_tokens: int,
     levels: tuple[int, ...],
-    groups: int,
+    cycles: int,
+    seconds: float,
     overrides: tuple[str, ...],
     plain: bool,
 ) -> None:
@@ -203,7 +267,7 @@ def main(
     plan = prepare(pipeline, (*overrides, f"engine.port={free_port()}"))
     texts = [read_prompts(file, None) for file in files]
     mixed = [prompt for each in zip(*texts, strict=False) for prompt in each]
-    inputs = chat_ids(plan.target.path, mixed)
+    bench = Bench(chat_ids(plan.target.path, mixed), max_tokens, seconds)
     results: dict[str, Any] = {
         "command": shlex.join(sys.argv),
         "plan": plan.hash,
@@ -211,20 +275,24 @@ def main(
         "levels": [],
     }
     with TemporaryDirectory() as folder, ExitStack() as stack:
-        other = None
+        server = stack.enter_context(started(plan, Path(folder, "log")))
+        without = None
         if plain:
+            server.stop()
             port = f"engine.port={free_port()}"
             plain_plan = prepare(pipeline, (*overrides, port, *PLAIN))
-            other = stack.enter_context(started(plain_plan, Path(folder, "plain.log")))
-            timed(other.url, inputs[:1], max_tokens, 1, {"temperature": 0.0})
-            other.stop()
-        server = stack.enter_context(started(plan, Path(folder, "log")))
-        bench, url = Bench(server, other, max_tokens), server.url
+            without = stack.enter_context(started(plain_plan, Path(folder, "plain.log")))
         for level in levels:
-            results["levels"].append(bench.level(inputs, level, groups))
-            console.print(results["levels"][-1])
-        results["costs"] = httpx.get(f"{url}/specstack/status", timeout=60.0).json()["costs"]
-    results["verdict"] = verdict(results["levels"])
+            if without is not None:
+                made = asyncio.run(bench.off(server, without, level, cycles))
+            else:
+                made = asyncio.run(bench.policies(server, level, cycles))
+            results["levels"].append(made)
+            console.print(made)
+        if without is None:
+            status = httpx.get(f"{server.url}/specstack/status", timeout=60.0).json()
+            results["costs"] = status["costs"]
+            results["verdict"] = verdict(results["levels"])
     click.echo(json.dumps(results, indent=2))
 
 

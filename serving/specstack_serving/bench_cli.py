@@ -132,6 +132,8 @@ def _measure(
                 vocab_size=vocab_to_send(plan),
             )  # fmt: skip
             answer = asyncio.run(measured)
+        if answer["path"] is None:
+            raise click.ClickException(f"the table is not stored: {answer.get('not_stored')}")
         return Path(answer["path"]), time.monotonic() - began
 
 

@@ -34,6 +34,7 @@ def budget_command(plan: Plan) -> dict[str, Any]:
         "shadow": plan.shadow and plan.shadow.model_dump(mode="json"),
         "fallback": plan.fallback.model_dump(mode="json"),
         "budgets": list(plan.shapes.draft_budgets),
+        "info": identity(plan)[0],
     }
 
 
@@ -85,7 +86,13 @@ def make_control(plan: Plan, parts: BoundParts) -> Control:
         _trace(plan, key) if rank == 0 else None,
         agree,
     )
-    return Control(reporter, key, policies_of, is_first_rank=rank == 0)
+    return Control(
+        reporter,
+        key,
+        policies_of,
+        max_draft_budget=plan.shapes.max_draft_budget,
+        is_first_rank=rank == 0,
+    )
 
 
 def identity(plan: Plan) -> tuple[dict[str, str], list[dict[str, str]]]:

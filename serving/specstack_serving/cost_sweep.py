@@ -35,6 +35,8 @@ ANSWER = 320
 MAX_REQUESTS = 128
 """Largest batch that is measured unless more is asked for."""
 DEFAULT_CONTEXT = 4096
+FORCED_SECONDS = 600
+"""After which a server goes on by itself, if the sweep is killed."""
 STALL_SECONDS = 60.0
 READY_SECONDS = 300.0
 """For the prompts of a batch to be read."""
@@ -141,7 +143,10 @@ def groups_of(
     facts, runs = plan.target.facts, status["max_running_requests"]
     longest = facts.max_position_embeddings if facts else None
     return plan_sweep(
-        {*status["choices"], *(width - 1 for width in plan.shapes.verify_widths)},
+        {
+            *(width - 1 for width in plan.shapes.verify_widths),
+            *(status["choices"] if plan.engine.device == "cpu" else ()),  # all widths are there
+        },
         max_requests=max_requests or min(runs or MAX_REQUESTS, MAX_REQUESTS),
         context_length=plan.engine.context_length or longest or DEFAULT_CONTEXT,
         max_total_tokens=plan.engine.max_total_tokens,
@@ -159,6 +164,7 @@ class _Sweep:
         vocab_size: int | None,
     ) -> None:
         self._vocab_size = vocab_size
+        self._is_fitted = False
         self._client = client
         self._admin = admin
         self._say = say
@@ -172,14 +178,18 @@ class _Sweep:
             await self._post("costs", {"samples": "clear"})
             for group in groups:
                 await self._measure(group)
-            return await self._post("costs", {"fit": {"command": command}})
+            answer = await self._post("costs", {"fit": {"command": command}})
+            self._is_fitted = True
+            return answer
         finally:
             # What ended the sweep is being raised; a server that is gone keeps no budget.
             with suppress(httpx.TransportError):
                 await self._post("budget", {"force": None})
+                if not self._is_fitted:  # nobody learns from prompts that were made up
+                    await self._post("costs", {"samples": "clear"})
 
     async def _measure(self, group: Group) -> None:
-        await self._post("budget", {"force": 0})
+        await self._post("budget", {"force": 0, "seconds": FORCED_SECONDS})
         async with self._in_flight(group):
             await self._until_running(group.num_requests)
             pace: dict[int, float] = {}
@@ -188,7 +198,7 @@ class _Sweep:
                     f"{group.num_requests} requests, about {group.prompt_tokens} tokens, budget"
                     f" {budget}", self._done, self._total,
                 )  # fmt: skip
-                await self._post("budget", {"force": budget})
+                await self._post("budget", {"force": budget, "seconds": FORCED_SECONDS})
                 part = SKIPPED_ROUNDS + math.ceil(group.rounds / group.cycles)
                 pace[budget] = await self._rounds(part, pace.get(budget))
                 self._done += 1

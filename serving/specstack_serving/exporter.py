@@ -41,6 +41,7 @@ class RoundExporter:
         self._per_position = metrics.per_position
         self._families = _families(metrics.prefix, tuple(self._labels)) if enabled else {}
         self._cost_labels: dict[str, str] | None = None
+        self._plan_labels: dict[str, str] | None = None
         for metric in METRICS if enabled else ():
             if not metric.labels:
                 self._family(metric.name)  # exported as 0 from the start
@@ -50,12 +51,16 @@ class RoundExporter:
         """Whether anything is exported."""
         return bool(self._families)
 
-    def identify(self, plan: dict[str, str], heads: Sequence[dict[str, str]]) -> None:
-        """Export who runs: labels of `plan_info` and of one `head_info` per head."""
-        if self.enabled:
-            self._family("plan_info", **plan).set(1)
-            for head in heads:
-                self._family("head_info", **head).set(1)
+    def identify(self, plan: dict[str, str], heads: Sequence[dict[str, str]] = ()) -> None:
+        """Export who runs: labels of `plan_info`, and of one `head_info` per head."""
+        if not self.enabled:
+            return
+        if self._plan_labels is not None:
+            self._family("plan_info", **self._plan_labels).set(0)
+        self._family("plan_info", **plan).set(1)
+        self._plan_labels = plan
+        for head in heads:
+            self._family("head_info", **head).set(1)
 
     def decided(self, seconds: float) -> None:
         """Count the time of one decision."""

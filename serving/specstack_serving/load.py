@@ -39,16 +39,19 @@ class PromptTally:
     """Tells tokens of prompts that the prefix cache held from those that were computed."""
 
     def __init__(self) -> None:
-        self._done: dict[str, int] = {}
-        """Tokens of prompts whose last part is still to come."""
+        self._unfinished: tuple[str, int] | None = None
+        """The request whose prompt has more parts to come, and its tokens so far. The engine splits
+        one prompt at a time."""
 
     def take(self, batch: Any) -> tuple[int, int]:
         """Cached and computed tokens of a prefill, chunked or not."""
         cached = computed = 0
+        before, self._unfinished = self._unfinished, None
         for req, prefix_len in zip(batch.reqs, batch.prefix_lens, strict=True):
             end = len(req.get_fill_ids())
-            cached += prefix_len - self._done.pop(req.rid, 0)
+            done = before[1] if before is not None and before[0] == req.rid else 0
+            cached += max(0, prefix_len - done)
             computed += end - prefix_len
             if end < len(req.full_untruncated_fill_ids):
-                self._done[req.rid] = end
+                self._unfinished = req.rid, end
         return cached, computed

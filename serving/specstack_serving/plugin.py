@@ -93,8 +93,6 @@ def _describe_plan(original: Any, controller: Any, state: dict[str, Any]) -> Any
         "drafter": plan.drafter.kind,
         "tree": plan.tree.kind,
         "verify": plan.verify.kind,
-        "budget": plan.budget.kind,
-        "max_draft_budget": plan.shapes.max_draft_budget,
     }
     return result
 
@@ -102,12 +100,15 @@ def _describe_plan(original: Any, controller: Any, state: dict[str, Any]) -> Any
 def _obey_commands(original: Any, controller: Any) -> Any:
     """Take commands of `/specstack` among the engine's updates of its state."""
     from specstack_serving import sglang_compat as sgl
-    from specstack_serving.control import CommandHandlers
+    from specstack_serving.control import CommandError, CommandHandlers
 
     def obey(key: str, value: Any) -> None:
         controller.scheduler.draft_worker.control.obey(key)
 
-    def any_is_sound(key: str, value: Any) -> None:
-        """The HTTP process has validated it."""
+    def check(key: str, value: Any) -> None:
+        try:
+            controller.scheduler.draft_worker.control.check(key)
+        except CommandError as error:
+            raise sgl.UpdateRejected(str(error)) from None
 
-    return CommandHandlers(original(controller), sgl.UpdateHandler(any_is_sound, obey))
+    return CommandHandlers(original(controller), sgl.UpdateHandler(check, obey))

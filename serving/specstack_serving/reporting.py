@@ -16,6 +16,9 @@ from specstack.metrics.trace import TraceWriter
 from specstack.outcome import RoundOutcome
 from specstack_serving.exporter import RoundExporter
 
+PAUSE_SECONDS = 1.0
+"""What lies between two rounds beyond this, and beyond the time of a round, is a pause."""
+
 
 @dataclass(frozen=True)
 class _Waiting:
@@ -45,7 +48,7 @@ class RoundReporter:
             agree: the first rank's budget: ranks measure different times.
         """
         self.controller = controller
-        self._exporter = exporter
+        self.exporter = exporter
         self._trace = trace
         self._agree = agree
         self._waiting: deque[_Waiting] = deque()
@@ -57,7 +60,7 @@ class RoundReporter:
         self._started_at = time.time()
         started = time.perf_counter()
         own = self.controller.next(load)
-        self._exporter.decided(time.perf_counter() - started)
+        self.exporter.decided(time.perf_counter() - started)
         budget = self._agree(own)
         if budget != own:
             self.controller.impose(budget)
@@ -79,13 +82,15 @@ class RoundReporter:
         end = time.perf_counter()
         step = None if self._last_end is None else end - self._last_end
         self._last_end = end
+        if step is not None and step > PAUSE_SECONDS + 2 * outcome.seconds:
+            step = None
         waiting = _Waiting(outcome, load, has_ended, self._started_at, step, is_eager_fallback)
         self._waiting.append(waiting)
 
     def prefilled(self, cached: int, computed: int) -> None:
         """Prompts ran instead of a round: the time of the coming step says nothing."""
         self._last_end = None
-        self._exporter.prompts(cached=cached, computed=computed)
+        self.exporter.prompts(cached=cached, computed=computed)
 
     def verified(self, num_correct: list[int]) -> None:
         """Report the oldest round that waits."""
@@ -103,6 +108,6 @@ class RoundReporter:
             step_seconds=waiting.step_seconds,
         )
         report = self.controller.observe(record)
-        self._exporter.round(report, self.controller, is_eager_fallback=waiting.is_eager_fallback)
+        self.exporter.round(report, self.controller, is_eager_fallback=waiting.is_eager_fallback)
         if self._trace is not None:
             self._trace.write(record)

@@ -46,18 +46,24 @@ class Routes:
         return _json(200, self._described(await _state()))
 
     async def set_budget(self, body: Any) -> Any:
-        """Take a budget section (what it leaves out stays), or `{"force": n | null}`."""
-        if set(body) == {FORCE}:
-            if problem := self._force_problem(body[FORCE]):
+        """Take a budget section (what it leaves out stays).
+
+        Or `{"force": n | null}`, for good or with `"seconds"`.
+        """
+        if FORCE in body:
+            if problem := self._force_problem(body):
                 return _refused([problem])
-            return await self._command({FORCE: body[FORCE]})
-        try:
-            plan = replanned(self._started, self._plan, body)
-        except (SpecError, PlanError) as error:
-            return _refused([f"{p.path}: {p.message}" for p in error.problems])
-        except BudgetChangeError as error:
-            return _refused([str(error)])
-        return await self._command({"budget": budget_command(plan)}, plan)
+            command = {FORCE: body[FORCE], "seconds": body.get("seconds")}
+            async with self._one_at_a_time:
+                return await self._command(command)
+        async with self._one_at_a_time:
+            try:
+                plan = await asyncio.to_thread(replanned, self._started, self._plan, body)
+            except (SpecError, PlanError) as error:
+                return _refused([f"{p.path}: {p.message}" for p in error.problems])
+            except BudgetChangeError as error:
+                return _refused([str(error)])
+            return await self._command({"budget": budget_command(plan)}, plan)
 
     async def set_costs(self, body: Any) -> Any:
         """Take `{"samples": "clear"}` or `{"fit": {"command": text}}`."""
@@ -65,9 +71,15 @@ class Routes:
         is_fit = set(body) == {"fit"} and isinstance(fit, dict) and set(fit) == {"command"}
         if not is_fit and body != {"samples": "clear"}:
             return _refused(['expected {"samples": "clear"} or {"fit": {"command": "..."}}'])
-        return await self._command(body)
+        async with self._one_at_a_time:
+            return await self._command(body)
 
-    def _force_problem(self, value: Any) -> str | None:
+    def _force_problem(self, body: dict[str, Any]) -> str | None:
+        value, seconds = body[FORCE], body.get("seconds")
+        if set(body) - {FORCE, "seconds"}:
+            return 'expected a budget section, or {"force": n | null} with or without "seconds"'
+        if seconds is not None and not (type(seconds) in (int, float) and seconds > 0):
+            return f"seconds: expected a number above 0, found {seconds!r}"
         shapes = self._started.shapes
         allowed = tuple(width - 1 for width in shapes.verify_widths)
         if self._plan.engine.device == "cpu":
@@ -78,10 +90,6 @@ class Routes:
 
     async def _command(self, command: dict[str, Any], plan: Plan | None = None) -> Any:
         """Have the scheduler obey; then `plan` is what runs."""
-        async with self._one_at_a_time:
-            return await self._obeyed(command, plan)
-
-    async def _obeyed(self, command: dict[str, Any], plan: Plan | None) -> Any:
         number = next(self._numbers)
         key = command_key({"number": number, **command})
         request = sgl.SetInternalStateReq(server_args={key: number})

@@ -164,6 +164,9 @@ SEAMS: dict[str, Seam] = {
         "sglang.srt.managers.scheduler_components.internal_state:_UpdateHandler",
         parameters=("validate", "apply"),
     ),
+    "UpdateRejected": Seam(
+        "sglang.srt.managers.scheduler_components.internal_state:UpdateRejected"
+    ),
     "state_update_handlers": Seam(
         "sglang.srt.managers.scheduler_components.internal_state:"
         "SchedulerInternalStateController._update_handlers"

@@ -7,6 +7,8 @@ and what drafts were worth is told again from the last rounds.
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -79,6 +81,7 @@ class BudgetController:
         self._last: Decision | None = None
         self._last_reported = 0
         self._forced: int | None = None
+        self._forced_until = math.inf
         self.use(policies)
 
     def use(self, policies: Policies) -> None:
@@ -93,9 +96,14 @@ class BudgetController:
         if policies.shadow is not None:
             policies.shadow.attach(runtime)
 
-    def force(self, draft_budget: int | None) -> None:
-        """Use this budget, without a price, whatever the policies say; None: as they say."""
+    def force(self, draft_budget: int | None, seconds: float | None = None) -> None:
+        """Use this budget, without a price, whatever the policies say; None: as they say.
+
+        Args:
+            seconds: after which it is lifted by itself; None: never.
+        """
         self._forced = draft_budget
+        self._forced_until = math.inf if seconds is None else time.monotonic() + seconds
 
     def forget(self) -> None:
         """Drop what was learned about drafts (not about costs): what was drafted was no traffic."""
@@ -107,6 +115,8 @@ class BudgetController:
         """Decide the coming round."""
         shadow = self.policies.shadow
         watched = None if shadow is None else shadow.next(load)
+        if self._forced is not None and time.monotonic() > self._forced_until:
+            self._forced = None
         forced = self._forced
         budget = self.guard.next(load) if forced is None else Budget(forced, "forced")
         if load.speculating and budget.draft_budget > 0 and not any(load.speculating):

@@ -107,7 +107,7 @@ def cost_key(plan: Plan, device_name: str, threads: int, sglang_version: str) ->
     if engine.device == "cpu":
         words.append(f"threads {threads}")
     if args := {name: value for name, value in engine.args.items() if _costs_time(name)}:
-        words.append(f"args {json.dumps(args, sort_keys=True, default=str)}")
+        words.append(f"args {_digest(args)}")  # their values may be secrets
     return CostKey(
         device=device_name,
         model=plan.target.model,

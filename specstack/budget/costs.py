@@ -31,10 +31,14 @@ SPEED_RATE = 0.1
 CORRECTION_RATE = 0.015
 """Share that the correction of one cell takes: slower, so that what slows down everything is not
 held against the budget that happened to be in use."""
+MEASURED = 24.0
+"""Rounds that a cell of the table is worth: what is seldom seen learns faster from each round."""
 CORRECTION_LIMIT = log(2.0)
 FORGET = 0.5 ** (1 / 2048)
 """Per round: what was not seen for some thousand rounds is what the table says again."""
 OUTLIER = log(5.0)
+LASTING = 16
+"""Outliers in a row from which one is taken for what rounds cost now."""
 _STALE = 0.01
 """Change of a log correction from which curves are made anew."""
 _MAX_CURVES = 1024
@@ -61,6 +65,7 @@ class CostModel:
         self.table = table
         self.source = source
         self.num_outliers = 0
+        self._in_a_row = 0
         self.num_observed = 0
         self._log_speed = 0.0
         self._speed = 1.0
@@ -124,16 +129,19 @@ class CostModel:
         )
         table_ms = curve.raw_ms(sample.draft_budget, sample.num_tokens)
         surprise = log(sample.step_ms / table_ms) - self._log_speed - self._learned[cell]
-        if abs(surprise) > OUTLIER:
+        if abs(surprise) > OUTLIER and self._in_a_row < LASTING:
+            self._in_a_row += 1
             self.num_outliers += 1
             return
+        self._in_a_row = 0
         self.num_observed += 1
         self._log_speed += SPEED_RATE * surprise
         self._speed = exp(self._log_speed)
         self._learned *= FORGET
         self._seen *= FORGET
         self._seen[cell] += 1.0
-        correction = self._learned[cell] + CORRECTION_RATE * surprise
+        rate = max(CORRECTION_RATE, 1.0 / (MEASURED + self._seen[cell]))
+        correction = self._learned[cell] + rate * surprise
         self._learned[cell] = min(max(correction, -CORRECTION_LIMIT), CORRECTION_LIMIT)
         if np.abs(self._learned - self._used).max() > _STALE:
             self._used = self._learned.copy()

@@ -112,7 +112,10 @@ class RequestGates:
             return None if within is None else tuple(draft_budget * may for may in may_draft)
         tried = self._retried(load.request_ids, self._wanted, draft_budget)
         limits = tuple(budget * may for budget, may in zip(tried, may_draft, strict=True))
-        return limits if any(limits) else None
+        if any(limits):
+            return limits
+        # Nobody's drafts are worth the price on average: then the price alone decides.
+        return None if within is None else tuple(draft_budget * may for may in may_draft)
 
     def _retried(
         self, request_ids: Sequence[str], wanted: list[int], draft_budget: int

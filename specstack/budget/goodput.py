@@ -23,6 +23,9 @@ LOOK_EVERY = 8
 """Rounds between two comparisons at an unchanged load."""
 ENOUGH = 8.0
 """Request-rounds that the survivals must rest on; before, a middle budget is tried."""
+PLAIN_EVERY, PLAIN_ROUNDS = 256, 2
+"""While drafting, so many rounds of so many decode plainly: what is never run is known by the cost
+table alone, and a table that is wrong about it would never be found out."""
 LARGE_GAIN = 0.1
 """A predicted gain from which nothing is waited for."""
 BURST = 1.5
@@ -74,6 +77,7 @@ class GoodputPolicy:
         self._since = dwell_rounds  # rounds since the last switch
         self._at = (0, 0)  # row of the choice, column of the price
         self._reason = "off"
+        self._drafted = PLAIN_ROUNDS  # rounds at a choice that drafts
         self._price_of_requests = 0.0
         self._curve: Floats = np.zeros(0)  # as of the last comparison
         self._looked: tuple[int, int, bool] | None = None  # load of the last comparison
@@ -117,6 +121,9 @@ class GoodputPolicy:
             if self._probe is not None and self._probes.due():
                 return self._budget(load, self._probe, 0.0)
             return Budget(0, self._reason)
+        self._drafted += 1
+        if self._drafted % PLAIN_EVERY < PLAIN_ROUNDS:
+            return Budget(0, "probe")
         price = float(self._runtime.survivals.prices[column])
         budget = Budget(int(self.choices[row]), self._reason, price)
         return self._budget(load, budget, self._price_of_requests)

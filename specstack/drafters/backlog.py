@@ -9,6 +9,7 @@ that changed its owner meanwhile ends with its new owner's context.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -33,6 +34,8 @@ class Backlog:
         """Keep a round's features. Host sync: none."""
         if self._waiting and self._waiting[0].batch.slots != committed.batch.slots:
             self.flush()
+        if self._waiting:  # the first round's table of slots serves them all
+            committed = replace(committed, batch=self._waiting[0].batch)
         self._waiting.append(committed)
         self._num_tokens += len(committed.next_tokens)
         if self._num_tokens >= MAX_WAITING_TOKENS:

@@ -103,7 +103,8 @@ METRICS: tuple[Metric, ...] = (
            " graphs are on."),
     Metric("prompt_tokens", "counter", "Tokens of prompts, by whether the prefix cache held them.",
            ("source",)),
-    Metric("plan_info", "gauge", "1, with the identity of the plan.",
+    Metric("plan_info", "gauge", "1, with the identity of the plan; 0 for one that a change of the"
+           " budget replaced.",
            ("plan_hash", "drafter", "tree", "verify", "budget")),
     Metric("head_info", "gauge", "1 per draft head, with the digest of its weights.",
            ("place", "form", "digest")),

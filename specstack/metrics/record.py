@@ -57,9 +57,10 @@ class RoundRecord:
     """1 for requests that had ended when the round ran, which an engine that overlaps rounds learns
     too late [B]; empty: none had. They cost time, but nothing else here counts them."""
     survivals: NDArray[np.float32] = field(default_factory=_nothing)
-    """[B, S]: probability, falling in each row, that the target accepts the path to the best, the
-    second best ... draft that was offered (calibrated, where the tree is), before the price left
-    any out; 0 where there was none. S = 0 when nothing was drafted."""
+    """[B, S]: probability that the target accepts the path to each draft that was offered, in the
+    order in which budgets take them (calibrated, where the tree is), before the price left any out:
+    the best first, so that rows fall, but drawn drafts in the order of the draws. 0 where there was
+    none. S = 0 when nothing was drafted."""
     accept_ranks: NDArray[np.int64] = field(default_factory=_no_ranks)
     """[B, K]: places (1 = best, the columns of `survivals` counted from 1) of the correct drafts
     of each request, rising; 0 pads. A smaller budget b would have accepted those up to b."""

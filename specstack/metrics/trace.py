@@ -243,8 +243,9 @@ def _decode(fields: Mapping[str, Any]) -> RoundRecord:
 
 
 def _without_last_zeros(rows: NDArray[np.int64]) -> list[list[int]]:
-    """Rows whose zeros all stand at their ends, without them."""
-    lengths = np.count_nonzero(rows, axis=1).tolist()
+    """Rows without the zeros at their ends."""
+    places = np.arange(1, rows.shape[1] + 1)
+    lengths = np.where(rows != 0, places, 0).max(axis=1, initial=0).tolist()
     return [row[:length] for row, length in zip(rows.tolist(), lengths, strict=True)]
 
 

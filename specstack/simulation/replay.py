@@ -24,8 +24,11 @@ def recorded_load(records: Iterable[RoundRecord]) -> Workload:
     first: dict[str, tuple[float, int]] = {}
     emitted: dict[str, int] = {}
     for record in records:
-        rows = zip(record.request_ids, record.context_lens, record.num_correct, strict=True)
-        for request, context, correct in rows:
+        ended = record.ended or (0,) * record.num_requests
+        rows = zip(record.request_ids, record.context_lens, record.num_correct, ended, strict=True)
+        for request, context, correct, is_over in rows:
+            if is_over:
+                continue
             first.setdefault(request, (record.started_at, context))
             emitted[request] = emitted.get(request, 0) + correct + 1
     if not first:

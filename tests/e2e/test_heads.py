@@ -70,13 +70,13 @@ def train(folder: Path, name: str) -> Path:
     return folder / name / "head"
 
 
-def pipeline(folder: Path, drafter: dict[str, Any], tp: int = 1) -> Path:
+def pipeline(folder: Path, drafter: dict[str, Any], tp: int = 1, **budget: Any) -> Path:
     sections = {
         "version": 1,
         "target": str(folder / "target"),
         "drafter": drafter,
         "tree": {"kind": "best_first", "depth": 3},
-        "budget": {"kind": "fixed", "draft_budget": 7},
+        "budget": budget or {"kind": "fixed", "draft_budget": 7},
         "engine": {
             "device": "cpu",
             "context_length": 256,
@@ -132,6 +132,23 @@ def shuffle(head: Path, into: Path) -> Path:
             weights[name] = value.flatten()[order].reshape(value.shape).contiguous()
     save_file(weights, into / "model.safetensors")
     return into
+
+
+def test_two_ranks_take_the_same_budget_although_their_clocks_differ(
+    serve: Serve, folder: Path, answers: list[Answer]
+) -> None:
+    """Costs are measured when the server starts, by each rank; the first one's budget counts.
+
+    Ranks with budgets of their own would verify trees of different widths, and hang.
+    """
+    block = {"kind": "block", "checkpoint": str(train(folder, "block_seeded"))}
+    spec = pipeline(folder, block, tp=2, kind="goodput", choices=[0, 1, 3, 7])
+    with serve(spec) as url:
+        outputs, _ = ask(url, answers, 4)
+        status = httpx.get(f"{url}/specstack/status", timeout=60.0).json()
+    assert outputs == [answer.output_ids for answer in answers]
+    assert status["costs"]["source"] == "measured"
+    assert status["budget"]["reason"] in ("goodput", "hold", "off", "probe")
 
 
 @pytest.mark.parametrize("name", HEADS)

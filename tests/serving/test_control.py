@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ from specstack.metrics.record import RoundRecord
 from specstack.plan import Plan, plan_file
 from specstack_serving import sglang_compat as sgl
 from specstack_serving.budgeting import budget_command, needs_costs, policies_of
-from specstack_serving.control import CommandHandlers, Control, command_key
+from specstack_serving.control import CommandError, CommandHandlers, Control, command_key
 from specstack_serving.exporter import RoundExporter
 from specstack_serving.reporting import RoundReporter
 from specstack_serving.routes import Routes
@@ -50,7 +51,7 @@ def make_control(plan: Plan) -> Control:
     controller = BudgetController(policies, CostModel(None), ragged=True)
     exporter = RoundExporter(plan.metrics, "m", enabled=False)
     reporter = RoundReporter(controller, exporter, None, lambda budget: budget)
-    return Control(reporter, KEY, policies_of, is_first_rank=True)
+    return Control(reporter, KEY, policies_of, max_draft_budget=7, is_first_rank=True)
 
 
 class Manager:
@@ -61,15 +62,20 @@ class Manager:
         self.obeys = True
 
     async def set_internal_state(self, request: Any) -> list[bool]:
-        handlers = CommandHandlers({}, SimpleNamespace(apply=self._apply))
+        own = SimpleNamespace(validate=self._check, apply=self._apply)
+        handlers = CommandHandlers({}, own)
         for key, value in request.server_args.items():
             assert isinstance(value, (int, float)), "all that the engine's messages carry"
             if self.obeys:
+                handlers[key].validate(key, value)
                 handlers[key].apply(key, value)
         return [self.obeys]
 
     async def get_internal_state(self) -> list[dict[str, Any]]:
         return [{"specstack": {"live": json.loads(json.dumps(self.control.state))}}]
+
+    def _check(self, key: str, value: Any) -> None:
+        self.control.check(key)
 
     def _apply(self, key: str, value: Any) -> None:
         self.control.obey(key)
@@ -154,6 +160,9 @@ def test_a_shadow_starts_and_stops(client: TestClient, manager: Manager) -> None
         ({"kind": "fixed", "draft_budget": 9}, "9 drafts are more than the 7"),
         ({"force": 8}, "force: expected null or one of 0, 1, 2, 3, 4, 5, 6, 7, found 8"),
         ({"force": True}, "force: expected"),
+        ({"force": 3, "seconds": -1}, "seconds: expected a number above 0, found -1"),
+        ({"force": 3, "kind": "fixed"}, 'expected a budget section, or {"force": n | null}'),
+        ({"costs": "other.json"}, "is read when a server starts: restart it"),
         ([1], "expected a JSON object"),
     ],
 )
@@ -187,6 +196,65 @@ def test_a_forced_budget_acts_until_it_is_lifted(client: TestClient, manager: Ma
     assert manager.control.reporter.controller.next(LOAD).reason == "forced"
     assert client.post("/specstack/budget", json={"force": None}).json()["forced"] is None
     assert manager.control.reporter.controller.next(LOAD).reason == "learning"
+
+
+def test_a_forced_budget_ends_by_itself(
+    client: TestClient, manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A measurement that is killed leaves nothing behind."""
+    client.post("/specstack/budget", json={"force": 7, "seconds": 30})
+    controller = manager.control.reporter.controller
+    assert controller.next(LOAD).reason == "forced"
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 31)
+    assert controller.next(LOAD).reason != "forced"
+    assert client.get("/specstack/status").json()["forced"] is None
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "x",
+        "[1]",
+        '{"force": 3}',
+        '{"number": 1, "force": 99, "seconds": null}',
+        '{"number": 1, "force": "many", "seconds": null}',
+        '{"number": 1, "budget": {}}',
+        '{"number": 1, "fit": {}}',
+        '{"number": 1, "budget": {"budget": {"kind": "x", "implementation": "os:system",'
+        ' "options": {}}, "shadow": null, "fallback": {}, "budgets": [0]}}',
+        '{"number": 1, "budget": {"budget": {"kind": "fixed", "implementation":'
+        ' "specstack.budget.fixed:FixedPolicy", "options": {"draft_budget": -1}},'
+        ' "shadow": null, "fallback": {}, "budgets": [0]}}',
+    ],
+)
+def test_what_others_write_into_the_engines_state_does_not_reach_the_scheduler(
+    plan: Plan, command: str
+) -> None:
+    """SGLang's own route lets whoever may update its state write any key."""
+    control = make_control(plan)
+    before = control.reporter.controller.policies
+    with pytest.raises(CommandError):
+        control.check(f"specstack:{command}")
+    assert control.reporter.controller.policies is before
+    sound = command_key({"number": 1, "budget": budget_command(plan)})
+    assert control.check(sound)["number"] == 1, "control"
+
+
+def test_a_table_that_cannot_be_stored_is_used_all_the_same(
+    client: TestClient, manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(table: object) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("specstack_serving.control.save_table", full)
+    for budget, step in ((0, 0.010), (3, 0.014), (7, 0.020)):
+        rounds(manager.control, 12, budget, step)
+    answer = client.post("/specstack/costs", json={"fit": {"command": "a test"}})
+    assert answer.status_code == 200
+    assert answer.json()["path"] is None
+    assert "no space" in answer.json()["not_stored"]
+    assert manager.control.reporter.controller.costs.ready
 
 
 def test_a_table_is_fitted_used_and_stored(client: TestClient, manager: Manager) -> None:

@@ -153,6 +153,7 @@ e.prompts(cached=30, computed=12)
 e.decided(2e-5)
 e.identify({"plan_hash": "h", "drafter": "d", "tree": "t", "verify": "v", "budget": "b"},
            [{"place": "drafter", "form": "block", "digest": "0123"}])
+e.identify({"plan_hash": "i", "drafter": "d", "tree": "t", "verify": "v", "budget": "c"})
 """
     got = scraped(tmp_path, script)
     assert got["specstack_gated_requests_total"] == 1
@@ -168,8 +169,9 @@ e.identify({"plan_hash": "h", "drafter": "d", "tree": "t", "verify": "v", "budge
     assert got['specstack_prompt_tokens_total{source="computed"}'] == 12
     assert got["specstack_decision_seconds_count"] == 1
     assert got['specstack_cost_table_info{key="",source="none"}'] == 1
-    info = [name for name in got if name.startswith("specstack_plan_info")]
-    assert 'plan_hash="h"' in info[0]
+    info = {n: value for n, value in got.items() if n.startswith("specstack_plan_info")}
+    assert {n for n, value in info.items() if 'plan_hash="h"' in n and value == 0} != set()
+    assert {n for n, value in info.items() if 'plan_hash="i"' in n and value == 1} != set()
     assert got['specstack_head_info{digest="0123",form="block",place="drafter"}'] == 1
 
 

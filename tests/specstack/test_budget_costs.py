@@ -204,7 +204,7 @@ class TestLearning:
         after = full_step(model, 4, 128)
         np.testing.assert_allclose(after / before, 1.5, rtol=0.02)
         assert np.ptp(after / before) < 0.04
-        assert model.drift < 0.03
+        assert model.drift < 0.05
 
     def test_one_budget_that_costs_more_is_corrected(self) -> None:
         model = CostModel(table())

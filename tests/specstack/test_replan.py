@@ -94,6 +94,21 @@ def test_a_file_that_changed_since_is_not_read_again_silently(plan: Plan, file: 
         replanned(plan, plan, {"hysteresis": 0.1})
 
 
+def test_changes_do_not_pile_up_and_the_files_kind_comes_back_as_it_was(plan: Plan) -> None:
+    changed = plan
+    for step in range(1, 6):
+        changed = replanned(plan, changed, {"hysteresis": step / 100})
+    changed = replanned(plan, changed, {"fallback": {"rounds": 9}})
+    changed = replanned(plan, changed, {"fallback": {"accept_length": 1.5}})
+    assert changed.source is not None
+    assert plan.source is not None
+    assert len(changed.source.overrides) == len(plan.source.overrides) + 1
+    assert changed.budget.options["hysteresis"] == 0.05
+    assert (changed.fallback.rounds, changed.fallback.accept_length) == (9, 1.5)
+    fixed = replanned(plan, changed, {"kind": "fixed", "draft_budget": 3})
+    assert replanned(plan, fixed, {"kind": "goodput"}).budget == plan.budget
+
+
 def test_a_plan_without_a_file_says_so(plan: Plan) -> None:
     alone = plan.model_copy(update={"source": None})
     with pytest.raises(BudgetChangeError, match="not started from a pipeline file"):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import specstack.outcome
 from specstack.budget.base import Budget
+from specstack.budget.survival import SurvivalWindow
 from specstack.drafters.base import FeatureNeeds, TokenDrafter
 from specstack.drafters.ngram import NgramDrafter
 from specstack.metrics.record import RoundRecord
@@ -475,3 +476,23 @@ def test_a_request_that_had_ended_costs_time_and_counts_nowhere() -> None:
     assert one.num_correct == (1, 0)
     assert not one.survivals[1].any()
     assert not one.accept_ranks[1].any()
+
+
+def test_an_ended_request_is_not_counted_among_those_that_did_not_draft_either() -> None:
+    """It opted out, or was given no budget, and ended: it is left out once."""
+    spec = Speculator(ScriptedDrafter([], 3), ChainBuilder(8), GreedyRule(), verify_widths((4,)))
+    slots = [4, 5, 6, 7]
+    for slot in slots:
+        spec.begin(slot, [1, 2], [])
+    target = ToyTarget({slot: [1, 2] for slot in slots}, slots)
+    budget = Budget(4, "test", request_budgets=(3, 3, 0, 3))
+    wanted = [True, False, True, True]
+    outcome = spec.round(slots, torch.tensor([3] * 4), wanted, budget, target)
+    for ended in ([False] * 4, [False, True, True, False], [True] * 4, [False] * 3 + [True]):
+        record = outcome.record(ended)
+        assert record.num_opted_out == (not ended[1])
+        assert record.num_gated == (not ended[2])
+        assert record.num_asked == 2 - ended[0] - ended[3] == record.num_drafting
+        window = SurvivalWindow((0, 4))
+        window.observe(record)
+        assert window.num_observed == record.num_asked
