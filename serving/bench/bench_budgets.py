@@ -2,11 +2,12 @@
 
     python serving/bench/bench_budgets.py dsl/specs/goodput.yaml --prompts FILE
 
-So many requests are kept in flight, streaming, while the server is told every few seconds to decide
-by another policy. Each cycle gives every policy a turn, so that a machine that is slow for a while
-is slow for all of them. Tokens are counted as they arrive, prompts of new requests and all; the
-first second of a turn, in which the policy changes, is left out. Ratios are to plain decoding
-(budget 0) on the same server; intervals are bootstrapped over cycles.
+The server is told every few seconds to decide by another policy. Each cycle gives every policy a
+turn, so that a machine that is slow for a while is slow for all of them. With up to two requests in
+flight all turns of a cycle answer the same prompts, because prompts differ more than policies do.
+With more, requests are kept in flight, streaming, and tokens are counted as they arrive, prompts of
+new requests and all; the first second of a turn, in which the policy changes, is left out. Ratios
+are to plain decoding (budget 0) on the same server; intervals are bootstrapped over cycles.
 `--plain` compares budget 0 with a server that has no speculative worker, in turns of the same kind:
 what being off costs. The one whose turn it is not is stopped (SIGSTOP).
 """
@@ -39,7 +40,7 @@ from rich.progress import Progress
 from specstack.budget.cost_store import machine_name
 from specstack.plan import Plan
 from specstack.prompts import read_prompts
-from specstack_serving.generate import chat_ids
+from specstack_serving.generate import chat_ids, generate
 from specstack_serving.launch import free_port, running_server
 from specstack_serving.lossless import PLAIN
 from specstack_serving.main import prepare
@@ -54,6 +55,8 @@ POLICIES: dict[str, dict[str, Any]] = {
     "goodput": {"kind": "goodput", "choices": CHOICES},
 }
 WITHOUT = "plain server"
+PAIRED = 2
+"""Most requests in flight at which all policies answer the same prompts."""
 SETTLE_SECONDS = 1.0
 SAMPLES = 2000
 """Of the bootstrap."""
@@ -131,6 +134,26 @@ class Bench:
         self._inputs = list(zip(inputs, spread, strict=True))
         self._turn_seconds = turn_seconds
 
+    def paired(self, server: Server, level: int, cycles: int) -> dict[str, Any]:
+        """All policies over the same prompts, a few at a time."""
+        rates: dict[str, list[float]] = {name: [] for name in POLICIES}
+        chosen: dict[str, Counter[str]] = {name: Counter() for name in POLICIES}
+        names = list(POLICIES)
+        for cycle in range(cycles):
+            group = self._inputs[cycle * level : (cycle + 1) * level]
+            params = [{"temperature": 0.0, "max_new_tokens": n} for _, n in group]
+            for place in range(len(names)):
+                name = names[(place + cycle) % len(names)]
+                url, body = f"{server.url}/specstack/budget", POLICIES[name]
+                httpx.post(url, json=body, timeout=60.0).raise_for_status()
+                httpx.post(f"{server.url}/flush_cache", timeout=60.0)
+                before, began = asyncio.run(_now(server.url)), time.perf_counter()
+                answers = generate(server.url, [i for i, _ in group], params, concurrency=level)
+                tokens = sum(len(answer.output_ids) for answer in answers)
+                rates[name].append(tokens / (time.perf_counter() - began))
+                chosen[name] += asyncio.run(_now(server.url)) - before
+        return _level(level, rates, chosen)
+
     async def policies(self, server: Server, level: int, cycles: int) -> dict[str, Any]:
         """All policies at one number of requests in flight."""
         async with self._client() as client:
@@ -153,10 +176,7 @@ class Bench:
                         chosen[name] += await _chosen(client, server.url) - before
                         progress.advance(task)
             await server.let_go()
-        sides = _summary(rates)
-        for name, side in sides.items():
-            side["chosen"] = {k: int(v) for k, v in sorted(chosen[name].items())}
-        return {"concurrency": level, "cycles": cycles, "sides": sides}
+        return _level(level, rates, chosen)
 
     async def off(self, server: Server, without: Server, level: int, cycles: int) -> dict[str, Any]:
         """Budget 0 against a server without a speculative worker."""
@@ -192,6 +212,20 @@ class Bench:
     def _client(self) -> httpx.AsyncClient:
         limits = httpx.Limits(max_connections=None)
         return httpx.AsyncClient(limits=limits, timeout=None, trust_env=False)
+
+
+def _level(
+    level: int, rates: dict[str, list[float]], chosen: dict[str, Counter[str]]
+) -> dict[str, Any]:
+    sides = _summary(rates)
+    for name, side in sides.items():
+        side["chosen"] = {k: int(v) for k, v in sorted(chosen[name].items())}
+    return {"concurrency": level, "cycles": len(rates["plain"]), "sides": sides}
+
+
+async def _now(url: str) -> Counter[str]:
+    async with httpx.AsyncClient(timeout=60.0, trust_env=False) as client:
+        return await _chosen(client, url)
 
 
 async def _chosen(client: httpx.AsyncClient, url: str) -> Counter[str]:
@@ -285,6 +319,8 @@ def main(
         for level in levels:
             if without is not None:
                 made = asyncio.run(bench.off(server, without, level, cycles))
+            elif level <= PAIRED:
+                made = bench.paired(server, level, cycles)
             else:
                 made = asyncio.run(bench.policies(server, level, cycles))
             results["levels"].append(made)
