@@ -91,19 +91,16 @@ class SurvivalWindow:
         self.half_life = half_life
         self.requests = RequestFactors()
         self._most = int(self.budgets[-1])
-        self._bucket = _rank_buckets(self._most)
-        num_buckets = int(self._bucket[-1]) + 1 if self._most else 0
-        # Ranks are summed per (budget, price, bucket), so that corrections hold for the past too.
-        self._in_bucket = np.zeros((self._most, num_buckets))
-        self._in_bucket[np.arange(self._most), self._bucket] = 1.0
         num_choices = len(self.budgets), len(self.prices)
         self._asked = 0.0
         self._correct = np.zeros((self._most, num_choices[1]))
         self._verified = np.zeros((self._most, num_choices[1]))
         self._offers = np.zeros(self._most)
         self._curve = np.zeros(self._most)
-        self._predicted = np.zeros(num_buckets)
-        self._realised = np.zeros(num_buckets)
+        # By survival, between one price and the next: what a price leaves out is told apart from
+        # what it keeps. One factor for all would make high prices look better than they are.
+        self._predicted = np.zeros(num_choices[1])
+        self._realised = np.zeros(num_choices[1])
         self._reach = np.zeros(self._most + 1)  # mean correct drafts among the first so many
         self._num_rounds = 0
         self._expected: tuple[Floats, Floats] | None = None
@@ -158,11 +155,16 @@ class SurvivalWindow:
 
         Drafts below the price, or beyond a request's own budget, have no outcome.
         """
-        width = rows.shape[1]
+        width, num_bins = rows.shape[1], len(self.prices)
         seen = np.arange(width) < verified[:, None]
-        self._predicted += (rows * seen).sum(axis=0) @ self._in_bucket[:width]
-        hits = np.bincount(ranks[ranks > 0] - 1, minlength=self._most)
-        self._realised += hits @ self._in_bucket
+        bins = self._bins(rows)
+        self._predicted += np.bincount(bins[seen], rows[seen], minlength=num_bins)
+        row, place = np.nonzero((ranks > 0) & (ranks <= width))
+        self._realised += np.bincount(bins[row, ranks[row, place] - 1], minlength=num_bins)
+
+    def _bins(self, survivals: Floats) -> Ints:
+        """Index of the highest price that each survival is worth."""
+        return np.searchsorted(self.prices, survivals, side="right") - 1
 
     def _learn_curve(self, rows: Floats) -> None:
         """The mean survival by rank of the rows that hold drafts; columns age when seen."""
@@ -197,23 +199,21 @@ class SurvivalWindow:
         return np.concatenate([curve, tail])
 
     def _factors(self) -> Floats:
-        """Realised / predicted per bucket of ranks, shrunk towards 1.
+        """Realised / predicted of survivals between one price and the next [L].
 
-        Limited so that the corrected mean curve stays falling and within [0, 1].
+        Shrunk towards that of all together, which is shrunk towards 1: what a price leaves out has
+        no outcomes, and would look better from day to day.
         """
-        factors: Floats = (PRIOR + self._realised) / (PRIOR + self._predicted)
-        curve = self._raw_curve()
-        mean = (curve @ self._in_bucket) / self._in_bucket.sum(axis=0)
-        limit = np.minimum.accumulate(np.minimum(factors * mean, 1.0))
-        made: Floats = np.divide(limit, mean, out=np.ones_like(mean), where=mean > 0)
-        return made
+        every = (PRIOR + self._realised.sum()) / (PRIOR + self._predicted.sum())
+        factors: Floats = (PRIOR * every + self._realised) / (PRIOR + self._predicted)
+        return factors
 
     @property
     def curve(self) -> Floats:
         """Corrected mean survival by rank, of requests whose drafter had drafts to offer [W]."""
         if self._mean_curve is None:
             raw = self._raw_curve()
-            corrected = np.minimum(raw * self._factors()[self._bucket], 1.0) if self._most else raw
+            corrected = np.minimum(raw * self._factors()[self._bins(raw)], 1.0)
             self._mean_curve = np.minimum.accumulate(corrected)
         return self._mean_curve
 
@@ -226,8 +226,9 @@ class SurvivalWindow:
             shape = len(self.budgets), len(self.prices)
             emitted, verified = np.ones(shape), np.zeros(shape)
             if self._asked and self._most:
-                correct = self._correct * self._factors()[self._bucket][:, None]
-                correct = np.minimum(correct, self._verified)
+                correct = np.minimum(_between(self._correct) * self._factors(),
+                                     _between(self._verified))  # fmt: skip
+                correct = correct[:, ::-1].cumsum(axis=1)[:, ::-1]
                 rows = self.budgets[1:] - 1
                 emitted[1:] += np.cumsum(correct, axis=0)[rows] / self._asked
                 verified[1:] = np.cumsum(self._verified, axis=0)[rows] / self._asked
@@ -249,7 +250,10 @@ class SurvivalWindow:
         return {
             "request_rounds": round(self._asked, 1),
             "accept_length": {str(budget): round(mean, 3) for budget, mean in means},
-            "corrections": [round(float(f), 3) for f in self._factors()] if self._most else [],
+            "corrections": {
+                f"{price:g}": round(float(factor), 3)
+                for price, factor in zip(self.prices, self._factors(), strict=True)
+            },
             "num_requests": len(self.requests),
         }
 
@@ -260,6 +264,6 @@ def _columns(rows: Floats, width: int) -> Floats:
     return np.pad(rows, ((0, 0), (0, missing))) if missing > 0 else rows[:, :width]
 
 
-def _rank_buckets(most: int) -> Ints:
-    """Bucket of ranks 1, 2, 3-4, 5-8, 9-16 ... for ranks 1 to `most`."""
-    return np.asarray(np.ceil(np.log2(np.arange(1, most + 1))), dtype=np.int64)
+def _between(sums: Floats) -> Floats:
+    """Of what is worth each price [.., L], what is not worth the next one."""
+    return sums - np.pad(sums[:, 1:], ((0, 0), (0, 1)))

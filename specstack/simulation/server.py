@@ -192,7 +192,8 @@ class _Simulation:
     def _advance(self, record: RoundRecord) -> int:
         """Emit what is correct, up to the end of each answer; return how many tokens."""
         rows = self._running
-        self._drafted[rows[np.array(record.num_drafts) > 0]] += 1
+        # Whether or not a price left any of the drafts: the next round is another one.
+        self._drafted[rows[record.survivals.any(axis=1)]] += 1
         before = self._emitted[rows]
         after = np.minimum(
             before + 1 + np.array(record.num_correct), self._server.workload.output_lens[rows]

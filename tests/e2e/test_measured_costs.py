@@ -20,7 +20,7 @@ def test_a_server_that_needs_costs_measures_them_before_it_is_ready(
         assert status["forced"] is None
         server = Server(url, Path())
         server.ask(QUESTIONS[0], 96)
-        assert server.metrics()["specstack_goodput_seconds_total"] > 0, "forecasts beside measurements"
+        assert server.metrics()["specstack_goodput_seconds_total"] > 0, "there are forecasts"
     assert len(list(tmp_path.glob("costs/*.json"))) == 1
     with serve("goodput.yaml", "engine.max_running_requests=4", env=own) as url:
         costs = httpx.get(f"{url}/specstack/status", timeout=60.0).json()["costs"]

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from specstack.budget.costs import (
     CORRECTION_LIMIT,
+    LASTING,
     MAX_SAMPLES,
     CostKey,
     CostModel,
@@ -232,11 +233,18 @@ class TestLearning:
     def test_outliers_and_untimed_rounds_teach_nothing(self) -> None:
         model = CostModel(table())
         before = full_step(model, 4, 128)
-        for _ in range(50):
+        for _ in range(LASTING):
             model.observe(record(verify_ms(4, 3, 128) * 20))
             model.observe(record(None))
         np.testing.assert_array_equal(full_step(model, 4, 128), before)
-        assert (model.num_outliers, model.num_observed) == (50, 0)
+        assert (model.num_outliers, model.num_observed) == (LASTING, 0)
+
+    def test_outliers_that_last_are_what_rounds_cost_now(self) -> None:
+        model = CostModel(table())
+        before = full_step(model, 4, 128)
+        for _ in range(LASTING * 200):
+            model.observe(record(verify_ms(4, 3, 128) * 20))
+        assert (full_step(model, 4, 128) > 10 * before).all()
 
     def test_the_same_rounds_leave_the_same_model(self) -> None:
         one, two = CostModel(table(measured_at="")), CostModel(table(measured_at=""))
