@@ -314,7 +314,7 @@ def test_a_server_that_is_not_specstack_is_named(engine: FakeEngine) -> None:
 class TestCommand:
     @pytest.fixture(autouse=True)
     def quick(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(bench_cli, "plan_sweep", lambda budgets, **options: GROUPS[:1])
+        monkeypatch.setattr(bench_cli, "groups_of", lambda plan, status, **options: GROUPS[:1])
 
     def call(self, engine: FakeEngine, *words: str) -> int:
         with serving(engine) as url:
