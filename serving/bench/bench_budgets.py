@@ -181,6 +181,8 @@ class Bench:
     async def off(self, server: Server, without: Server, level: int, cycles: int) -> dict[str, Any]:
         """Budget 0 against a server without a speculative worker."""
         async with self._client() as client:
+            without.stop()
+            server.go_on()
             body = POLICIES["plain"]
             (await client.post(f"{server.url}/specstack/budget", json=body)).raise_for_status()
             rates: dict[str, list[float]] = {WITHOUT: [], "plain": []}
