@@ -172,7 +172,7 @@ class Bench:
                         )
                         answer.raise_for_status()
                         before = await _chosen(client, server.url)
-                        rates[name].append(await self._turn([server]))
+                        rates[name].append(await self._turn(server))
                         chosen[name] += await _chosen(client, server.url) - before
                         progress.advance(task)
             await server.let_go()
@@ -198,18 +198,18 @@ class Bench:
                     other = both[WITHOUT if name == "plain" else "plain"]
                     other.stop()
                     both[name].go_on()
-                    rates[name].append(await self._turn([both[name]]))
+                    rates[name].append(await self._turn(both[name]))
             for one in both.values():
                 one.go_on()
                 await one.let_go()
         return {"concurrency": level, "cycles": cycles, "sides": _summary(rates, base=WITHOUT)}
 
-    async def _turn(self, servers: list[Server]) -> float:
+    async def _turn(self, server: Server) -> float:
         """Tokens per second of one turn."""
         await asyncio.sleep(SETTLE_SECONDS)
-        tokens, began = sum(s.num_tokens for s in servers), time.perf_counter()
+        tokens, began = server.num_tokens, time.perf_counter()
         await asyncio.sleep(self._turn_seconds)
-        return (sum(s.num_tokens for s in servers) - tokens) / (time.perf_counter() - began)
+        return (server.num_tokens - tokens) / (time.perf_counter() - began)
 
     def _client(self) -> httpx.AsyncClient:
         limits = httpx.Limits(max_connections=None)

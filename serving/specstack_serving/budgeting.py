@@ -34,7 +34,7 @@ def budget_command(plan: Plan) -> dict[str, Any]:
         "shadow": plan.shadow and plan.shadow.model_dump(mode="json"),
         "fallback": plan.fallback.model_dump(mode="json"),
         "budgets": list(plan.shapes.draft_budgets),
-        "info": identity(plan)[0],
+        "info": plan_labels(plan),
     }
 
 
@@ -72,7 +72,8 @@ def make_control(plan: Plan, parts: BoundParts) -> Control:
         enabled=sgl.get_observability().enable_metrics and rank == 0,
         drafters=plan.merged_drafters,
     )
-    exporter.identify(*identity(plan))
+    if exporter.enabled:
+        exporter.identify(plan_labels(plan), head_labels(plan))
 
     def agree(budget: Budget) -> Budget:
         if group.world_size == 1:
@@ -95,23 +96,27 @@ def make_control(plan: Plan, parts: BoundParts) -> Control:
     )
 
 
-def identity(plan: Plan) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """Labels of `plan_info`, and of `head_info` per head."""
-    kinds = {
+def plan_labels(plan: Plan) -> dict[str, str]:
+    """Of `plan_info`."""
+    return {
+        "plan_hash": plan.hash[:12],
         "drafter": plan.drafter.kind,
         "tree": plan.tree.kind,
         "verify": plan.verify.kind,
         "budget": plan.budget.kind,
     }
-    members = plan.drafter.options.get("of")
-    heads = []
+
+
+def head_labels(plan: Plan) -> list[dict[str, str]]:
+    """Of `head_info`, per head; reads the weights."""
+    members, heads = plan.drafter.options.get("of"), []
     for head in plan.heads:
         options = plan.drafter.options
         if members is not None:
             options = members[int(head.place.rsplit(".", 1)[1])]["options"]
         digest = head_digest(options["checkpoint"]) or "unknown"
         heads.append({"place": head.place, "form": head.form, "digest": digest})
-    return {"plan_hash": plan.hash[:12], **kinds}, heads
+    return heads
 
 
 def key_of(plan: Plan) -> CostKey:

@@ -81,21 +81,32 @@ class Control:
         """Return the command of a key; raises CommandError for what cannot be obeyed."""
         try:
             command = json.loads(key.removeprefix(COMMAND_PREFIX))
-            assert isinstance(command["number"], int)
+            int(command["number"])
             if "force" in command:
-                budget, seconds = command["force"], command["seconds"]
-                assert budget is None or 0 <= int(budget) <= self._max_draft_budget
-                assert seconds is None or float(seconds) > 0
+                self._check_force(command["force"], command["seconds"])
             if "budget" in command:
-                known = {part.implementation for part in catalogue()["budget"].values()}
-                parts = (command["budget"]["budget"], command["budget"]["shadow"])
-                assert all(part is None or part["implementation"] in known for part in parts)
-                self._policies_of(command["budget"])
+                self._check_budget(command["budget"])
             if "fit" in command:
-                assert isinstance(command["fit"]["command"], str)
-        except (ValueError, KeyError, TypeError, AssertionError) as error:
+                str(command["fit"]["command"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CommandError(f"no command of specstack: {error!r}") from None
         return dict(command)
+
+    def _check_force(self, budget: int | None, seconds: float | None) -> None:
+        if budget is not None and not 0 <= int(budget) <= self._max_draft_budget:
+            raise ValueError(f"force {budget}: at most {self._max_draft_budget}")
+        if seconds is not None and not float(seconds) > 0:
+            raise ValueError(f"seconds {seconds}")
+
+    def _check_budget(self, budget: dict[str, Any]) -> None:
+        known = {part.implementation for part in catalogue()["budget"].values()}
+        for part in (budget["budget"], budget["shadow"]):
+            if part is not None and part["implementation"] not in known:
+                raise ValueError(
+                    f"{part['implementation']} is no budget policy of this installation"
+                )
+        dict(budget["info"])
+        self._policies_of(budget)
 
     def obey(self, key: str) -> None:
         """Run a command that was checked; its answer is in `state` afterwards."""

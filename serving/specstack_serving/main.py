@@ -11,6 +11,8 @@ from pathlib import Path
 
 import click
 
+from specstack.budget.cost_store import read_table
+from specstack.budget.cost_table import CostTableError
 from specstack.models.catalogue import parse_reference
 from specstack.models.packaged import ensure
 from specstack.plan import Plan, plan_file
@@ -49,6 +51,7 @@ def prepare(pipeline: Path, overrides: tuple[str, ...]) -> Plan:
     """Check, compile, fetch; raises SpecError, PlanError, ModelError or ClickException."""
     plan = plan_file(pipeline, overrides)
     _require_engine()
+    _check_costs(plan)
     if problem := port_problem(plan.engine.host, plan.engine.port):
         raise click.ClickException(problem)
     name = parse_reference(plan.target.model)
@@ -58,6 +61,16 @@ def prepare(pipeline: Path, overrides: tuple[str, ...]) -> Plan:
         _fetch_config(plan.target.path, plan.engine.args.get("revision"))
         plan = plan_file(pipeline, overrides)
     return plan
+
+
+def _check_costs(plan: Plan) -> None:
+    """A named cost table can be read; whether it was measured here the engine knows."""
+    for part in filter(None, (plan.budget, plan.shadow)):
+        if (costs := part.options.get("costs", "auto")) != "auto":
+            try:
+                read_table(Path(costs))
+            except CostTableError as error:
+                raise click.ClickException(f"budget.costs: {error}") from None
 
 
 def _require_engine() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -226,8 +226,3 @@ def _brief(budget: Budget | None) -> dict[str, Any] | None:
         "reason": budget.reason,
         "min_survival": round(budget.min_survival, 4),
     }
-
-
-def budgets_of(steps: Sequence[tuple[int | None, int]]) -> tuple[int, ...]:
-    """What a policy with these steps may choose, plain decoding included, rising."""
-    return tuple(sorted({0, *(budget for _, budget in steps)}))

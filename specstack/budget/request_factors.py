@@ -52,10 +52,6 @@ class RequestFactors:
         for name in [n for n, (_, _, last) in self._seen.items() if last <= oldest]:
             del self._seen[name], self._factors[name]
 
-    def factor(self, request_id: str) -> float:
-        """The factor of one request."""
-        return self._factors.get(request_id, 1.0)
-
     def factors(self, request_ids: Sequence[str]) -> NDArray[np.float64]:
         """The factors of requests [B]."""
         get = self._factors.get

@@ -235,13 +235,6 @@ class SurvivalWindow:
             self._expected = emitted, verified
         return self._expected
 
-    def request_factor(self, request_id: str) -> float:
-        """What a request accepted over what drafts of its ranks are worth on average.
-
-        Shrunk towards 1, which it is for a request that was never seen.
-        """
-        return self.requests.factor(request_id)
-
     @property
     def state(self) -> Mapping[str, Any]:
         """Means and corrections, for people."""

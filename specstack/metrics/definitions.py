@@ -74,8 +74,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("build_seconds", "histogram", "Host time of building trees, per round."),
     Metric("verify_seconds", "histogram", "Host time of the target's forward, per round."),
     Metric("accept_seconds", "histogram", "Host time of acceptance and commit, per round."),
-    Metric("step_seconds", "histogram", "From the start of a round to the start of the next one,"
-           " where nothing came between them."),
+    Metric("step_seconds", "histogram", "From the end of a round to the end of the next one, where"
+           " nothing came between them."),
     Metric("decision_seconds", "histogram", "Host time of deciding a budget, per round.",
            buckets=DECISION_BUCKETS),
     Metric("draft_budget", "gauge", "Drafts per request allowed in the last round."),

@@ -72,8 +72,8 @@ class RoundRecord:
     started_at: float = 0.0
     """Seconds since the epoch."""
     step_seconds: float | None = None
-    """From the start of this round to the start of the next; None when something else (a prompt, a
-    pause) came between them."""
+    """From the end of the round before to the end of this one; None when something else (a prompt,
+    a pause) came between them."""
 
     @property
     def num_emitted(self) -> int:

@@ -222,10 +222,10 @@ def test_a_forced_budget_ends_by_itself(
         '{"number": 1, "budget": {}}',
         '{"number": 1, "fit": {}}',
         '{"number": 1, "budget": {"budget": {"kind": "x", "implementation": "os:system",'
-        ' "options": {}}, "shadow": null, "fallback": {}, "budgets": [0]}}',
+        ' "options": {}}, "shadow": null, "fallback": {}, "budgets": [0], "info": {}}}',
         '{"number": 1, "budget": {"budget": {"kind": "fixed", "implementation":'
         ' "specstack.budget.fixed:FixedPolicy", "options": {"draft_budget": -1}},'
-        ' "shadow": null, "fallback": {}, "budgets": [0]}}',
+        ' "shadow": null, "fallback": {}, "budgets": [0], "info": {}}}',
     ],
 )
 def test_what_others_write_into_the_engines_state_does_not_reach_the_scheduler(

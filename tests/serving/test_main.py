@@ -92,6 +92,21 @@ def test_a_port_in_use_is_named_with_a_way_out(say: Any, started: Any, host: str
     assert started == []
 
 
+def test_a_cost_table_that_cannot_be_read_is_named_before_the_engine_starts(
+    say: Any, started: list[list[str]], tmp_path: Path
+) -> None:
+    goodput = "budget={kind: goodput, choices: [0, 1, 3], costs: %s}"
+    code, err = say("--set", goodput % (tmp_path / "none.json"))
+    assert code == 1
+    assert "budget.costs: " in err
+    assert "none.json: No such file" in err
+    (tmp_path / "other.json").write_text("{}")
+    code, err = say("--set", goodput % (tmp_path / "other.json"))
+    assert code == 1
+    assert "other.json is no cost table" in err
+    assert not started
+
+
 def test_a_port_that_was_just_used_is_free() -> None:
     """A restarted server must not wait for the connections of the last one to be forgotten."""
     with socket.create_server(("127.0.0.1", 0)) as owner:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specstack.budget.base import Budget, BudgetRuntime, Load
-from specstack.budget.controller import BudgetController, Policies, budgets_of
+from specstack.budget.controller import BudgetController, Policies
 from specstack.budget.cost_table import CostKey, CostTable
 from specstack.budget.costs import CostModel
 from specstack.budget.fixed import FixedPolicy
@@ -206,7 +206,3 @@ def test_the_status_is_json_and_says_what_and_why() -> None:
     assert status["acceptance"]["contexts"]["<=256"]["accept_rate"] == pytest.approx(
         2 / 6, abs=1e-4
     )
-
-
-def test_budgets_of_steps() -> None:
-    assert budgets_of(((1, 7), (8, 3))) == (0, 3, 7)
