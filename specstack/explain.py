@@ -172,7 +172,8 @@ def _shown(path: str, value: Any) -> str:
         return "none" if value is None else ", ".join(f"{n}: {ms:g} ms" for n, ms in value)
     if value is None:
         unlimited = path.endswith((".width", ".max_context", ".tpot_ms", ".ttft_ms"))
-        return "no limit" if unlimited else "left to SGLang"
+        left = "left to SGLang" if path.startswith("engine.") else "none"
+        return "no limit" if unlimited else left
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -27,10 +27,10 @@ import httpx
 from rich.console import Console
 from rich.progress import track
 
+from specstack.applications import PLAIN_OVERRIDES
 from specstack.prompts import read_prompts
 from specstack_serving.generate import Generation, chat_ids, generate
 from specstack_serving.launch import free_port, running_server
-from specstack_serving.lossless import PLAIN
 from specstack_serving.main import prepare
 
 OPT_OUT = {"custom_params": {"specstack": {"speculate": False}}}
@@ -156,7 +156,7 @@ def main(
                 results["speculative"].append(measure(url, inputs, max_tokens, level, sampling))
                 console.print(results["speculative"][-1])
         if plain:
-            plain_plan = prepare(pipeline, (*overrides, port, *PLAIN))
+            plain_plan = prepare(pipeline, (*overrides, port, *PLAIN_OVERRIDES))
             with running_server(plain_plan, Path(folder, "log")) as url:
                 for level in levels:
                     timed(url, inputs[:level], max_tokens, level, sampling)

@@ -1,6 +1,6 @@
 """Does the simulator foretell what a server does? Predicted against measured tokens per second.
 
-    python serving/bench/bench_budgets.py dsl/specs/goodput.yaml --prompts FILE \
+    python serving/bench/bench_budgets.py dsl/specs/quickstart.yaml --prompts FILE \
         --set metrics.trace=/tmp/trace
     python serving/bench/validate_simulator.py /tmp/trace --costs TABLE.json
 

@@ -50,7 +50,7 @@ def prometheus(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """A Prometheus that watches a server under traffic, with an acting and a shadow policy."""
     stop = threading.Event()
     shadow = "budget.shadow={kind: fixed, draft_budget: 3}"
-    with serve("goodput.yaml", shadow) as url:
+    with serve("quickstart.yaml", shadow) as url:
         threads = [threading.Thread(target=talk, args=(url, stop, n)) for n in range(2)]
         for thread in threads:
             thread.start()

@@ -76,7 +76,7 @@ def test_a_good_pipeline_is_handed_to_the_engine(say: Any, started: list[list[st
     assert plan.engine.port == port
     assert text.splitlines() == [
         f"specstack: plan {plan.hash[:12]}: packaged:smollm2-135m-instruct, drafter merge, "
-        "tree best_first, up to 7 drafts per round, on cpu",
+        "tree best_first, up to 15 drafts per round, on cpu",
         f"specstack: starting SGLang {SGLANG_VERSION}: http://127.0.0.1:{port}/v1",
     ]
 

@@ -119,7 +119,7 @@ class TestExplain:
         assert code == 0
         for line in (
             r"^plan [0-9a-f]{12}$",
-            r"nodes per verify step = drafts \+ 1: 1 2 4 8$",
+            r"nodes per verify step = drafts \+ 1: 1 2 4 8 16$",
             r"^ +tree\.depth +8 +\S*quickstart\.yaml:8",
             r"^ +drafter\.max_depth +8 +derived: the depth of the tree",
             r"^ +metrics\.prefix +specstack +default",
@@ -136,7 +136,7 @@ class TestExplain:
         assert values["tree.depth"]["value"] == 8
         assert values["tree.depth"]["origin"].endswith("quickstart.yaml:8")
         assert data["sglang_args"]["device"] == "cpu"
-        assert data["shapes"]["verify_widths"] == [1, 2, 4, 8]
+        assert data["shapes"]["verify_widths"] == [1, 2, 4, 8, 16]
         assert data["memory_bytes"]["kv_per_token"] == 46080
         assert "LoRA" in data["unsupported"]
 
