@@ -1,17 +1,9 @@
-"""`--load`: from a few words, or a file of arrivals, to a workload.
-
-Files are those of the Azure LLM inference traces (CSV: TIMESTAMP, ContextTokens, GeneratedTokens;
-github.com/Azure/AzurePublicDataset) and of Mooncake (JSON Lines: timestamp in milliseconds,
-input_length, output_length; github.com/kvcache-ai/Mooncake).
-"""
+"""`--load`: from a few words, or a trace of `specstack.request_traces`, to a workload."""
 
 from __future__ import annotations
 
-import csv
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
@@ -19,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from specstack.request_traces import FORMS, TraceFileError, read_request_trace
 from specstack.simulation.errors import SimulationError
 from specstack.simulation.workload import Floats, Ints, Workload
 from specstack_dsl.errors import did_you_mean
@@ -27,9 +20,6 @@ BURSTINESS = 0.25
 """Shape of the Gamma law of gaps of `burst`: their coefficient of variation is 2."""
 SPREAD = 0.5
 """Standard deviation of the logarithm of made up lengths."""
-
-Arrival = tuple[float, int, int]
-"""Seconds, tokens of the prompt, tokens of the answer."""
 
 
 @dataclass(frozen=True)
@@ -122,53 +112,26 @@ def _numbers(text: str, value: str, example: str, form: Callable[[str], Any],
 
 def _trace(text: str, value: str, options: LoadOptions) -> Workload:
     path = Path(value)
-    read = {".csv": _azure, ".jsonl": _mooncake}.get(path.suffix)
-    if read is None:
-        raise SimulationError(
-            f"--load {text}: expected trace:FILE.csv (TIMESTAMP,ContextTokens,GeneratedTokens) or"
-            " trace:FILE.jsonl (timestamp, input_length, output_length)"
-        )
+    if path.suffix not in FORMS:
+        forms = " or ".join(f"trace:{form}" for form in FORMS.values())
+        raise SimulationError(f"--load {text}: expected {forms}")
     try:
-        rows = list(islice(read(path), options.max_requests))
+        rows = list(islice(read_request_trace(path), options.max_requests))
+    except TraceFileError as error:
+        raise SimulationError(str(error)) from error
     except OSError as error:
         raise SimulationError(f"{path}: {error.strerror}") from error
     if not rows:
         raise SimulationError(f"{path}: no request in this file")
-    times, prompts, outputs = (
-        np.asarray(column, dtype=np.float64) for column in zip(*rows, strict=True)
-    )
-    order = np.argsort(times, kind="stable")
+    rows.sort(key=lambda row: row.seconds)
+    times = np.asarray([row.seconds for row in rows])
     factor = float(options.scale_lengths)
     return Workload(
         text,
-        _at_least_one(prompts[order] * factor),
-        _at_least_one(outputs[order] * factor),
-        arrivals=(times[order] - times[order[0]]) * options.scale_time,
+        _at_least_one(factor * np.asarray([row.prompt_tokens for row in rows])),
+        _at_least_one(factor * np.asarray([row.output_tokens for row in rows])),
+        arrivals=(times - times[0]) * options.scale_time,
     )
-
-
-def _azure(path: Path) -> Iterator[Arrival]:
-    with path.open(newline="", encoding="utf-8") as file:
-        for number, row in enumerate(csv.DictReader(file), start=2):
-            try:
-                when = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
-                yield when, int(row["ContextTokens"]), int(row["GeneratedTokens"])
-            except (KeyError, TypeError, ValueError) as error:
-                raise _bad_line(path, number, error) from error
-
-
-def _mooncake(path: Path) -> Iterator[Arrival]:
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                row = json.loads(line)
-                yield row["timestamp"] / 1000, int(row["input_length"]), int(row["output_length"])
-            except (KeyError, TypeError, ValueError) as error:
-                raise _bad_line(path, number, error) from error
-
-
-def _bad_line(path: Path, number: int, error: Exception) -> SimulationError:
-    return SimulationError(f"{path}:{number}: not an arrival: {error!r}")
 
 
 KINDS: dict[str, Callable[[str, str, LoadOptions], Workload]] = {
