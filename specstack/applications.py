@@ -38,6 +38,11 @@ APPLICATIONS = {
         "Compare budget policies without a model.",
         extra="train",
     ),
+    "load": Application(
+        "specstack_loadtest.cli:load_test",
+        "Load tests: run scenarios, compare pipelines, report.",
+        extra="loadtest",
+    ),
     "models": Application("specstack.models.cli:models", "List and get packaged models."),
     "draft": Application(
         "specstack.training.cli:draft",
@@ -47,7 +52,10 @@ APPLICATIONS = {
 }
 
 PIPELINE_SERVER = "specstack_serving.launch:pipeline_server"
-"""(pipeline file, overrides) -> context manager of the base URL of a server of it."""
+"""(pipeline file, overrides, log=file) -> context manager of the base URL of a server of it."""
+
+PLAIN_OVERRIDES = ("drafter=none", "budget={kind: fixed, draft_budget: 0}")
+"""Overrides that turn a pipeline into plain decoding of the same target."""
 
 
 def load(target: str, *, needed_by: str, extra: str) -> Any:

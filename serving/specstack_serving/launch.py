@@ -21,6 +21,9 @@ from specstack_serving.carrier import PLAN_VARIABLE
 from specstack_serving.main import prepare
 from specstack_serving.supervisor import PARENT_VARIABLE, engine_command
 
+READY_SECONDS = 900.0
+"""For a server to load its weights and, where its policy needs one, measure a cost table."""
+
 _SUPERVISE = """
 import signal, sys
 from specstack_serving.supervisor import Supervisor, die_with_parent
@@ -35,7 +38,11 @@ class ServerFailed(RuntimeError):
 
 @contextmanager
 def running_server(
-    plan: Plan, log: Path, *, timeout_seconds: float = 300.0, env: dict[str, str] | None = None
+    plan: Plan,
+    log: Path,
+    *,
+    timeout_seconds: float = READY_SECONDS,
+    env: dict[str, str] | None = None,
 ) -> Iterator[str]:
     """Serve `plan`, yield the base URL once it answers, and end every process of it.
 
@@ -65,16 +72,24 @@ def running_server(
 
 
 @contextmanager
-def pipeline_server(pipeline: Path, overrides: tuple[str, ...]) -> Iterator[str]:
+def pipeline_server(
+    pipeline: Path, overrides: tuple[str, ...], *, log: Path | None = None
+) -> Iterator[str]:
     """Serve a pipeline file for the length of a block; for the commands of other packages.
+
+    Its port is a free one unless `overrides` say which.
+
+    Args:
+        log: where the server's own words go; None: a file that is gone after the block.
 
     Raises:
         SpecError, PlanError, ModelError, ClickException: it cannot be served.
     """
-    plan = prepare(pipeline, overrides)
+    plan = prepare(pipeline, (f"engine.port={free_port()}", *overrides))
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        log = log or Path(folder, "server.log")
         try:
-            url = stack.enter_context(running_server(plan, Path(folder, "server.log")))
+            url = stack.enter_context(running_server(plan, log))
         except ServerFailed as error:
             raise click.ClickException(str(error)) from None
         yield url

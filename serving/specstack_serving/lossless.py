@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from specstack.applications import PLAIN_OVERRIDES
 from specstack.plan import Plan
 from specstack.prompts import read_prompts
 from specstack_serving.generate import (
@@ -32,9 +33,6 @@ from specstack_serving.generate import (
 )
 from specstack_serving.launch import ServerFailed, running_server
 from specstack_serving.main import prepare
-
-PLAIN = ("drafter=none", "budget={kind: fixed, draft_budget: 0}")
-"""Overrides that turn a pipeline into plain decoding of the same target."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,8 @@ def lossless(
     except ValueError as error:
         raise click.ClickException(str(error)) from None
     plain, speculative = (
-        prepare(pipeline, (*overrides, "target.dtype=float32", *extra)) for extra in (PLAIN, ())
+        prepare(pipeline, (*overrides, "target.dtype=float32", *extra))
+        for extra in (PLAIN_OVERRIDES, ())
     )
     if not speculative.speculates:
         raise click.ClickException(f"{pipeline} drafts nothing: there is nothing to compare")

@@ -38,6 +38,7 @@ TORCH_FREE_MODULES = [
     "specstack.plan_rules",
     "specstack.prompts",
     "specstack.replan",
+    "specstack.request_traces",
     "specstack.resolve",
     "specstack.training.cli",
     *(
@@ -114,6 +115,7 @@ PLANNING_FILES = (
     "plan_rules",
     "prompts",
     "replan",
+    "request_traces",
     "resolve",
 )
 PACKAGES = ("budget", "evaluation", "metrics", "models", "models/heads", "training")
@@ -143,6 +145,9 @@ ANSWER_FILES = (
         ("specstack/training/answers.py", "import torch", "answers are regenerated without"),
         ("specstack_serving/x.py", "import specstack.training", "serving neither trains nor"),
         ("specstack_serving/x.py", "import specstack.evaluation", "serving neither trains nor"),
+        ("specstack_serving/x.py", "import specstack_loadtest", "serving neither trains nor"),
+        ("specstack_loadtest/x.py", "import specstack_serving", "load tests are a client of"),
+        ("specstack_loadtest/cli.py", "import gevent", "commands of load tests leave gevent's"),
     ],
 )
 def test_an_import_across_layers_is_noticed(
@@ -150,6 +155,7 @@ def test_an_import_across_layers_is_noticed(
 ) -> None:
     """Control: a copy of the layout with one wrong import."""
     modules = ["specstack_dsl/", "specstack_kernels/", "specstack/", "specstack_serving/"]
+    modules += ["specstack_loadtest/", "specstack_loadtest/cli.py"]
     modules += [f"specstack/{name}/" for name in PACKAGES]
     modules += [f"specstack/{name}.py" for name in PLANNING_FILES]
     modules += [f"specstack/training/{name}.py" for name in ANSWER_FILES]

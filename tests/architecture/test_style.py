@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("specstack", "dsl", "kernels", "serving", "tests")
+FOLDERS = ("specstack", "dsl", "kernels", "loadtest", "serving", "tests")
 NOT_PACKAGES = ("dsl", "kernels", "serving", "loadtest", "tests")
 MAX_FILE, MAX_FUNCTION, MAX_JIT_FUNCTION = 500, 80, 120
 

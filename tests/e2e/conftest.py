@@ -14,8 +14,8 @@ import pytest
 from cases import answers, continuations
 from harness import Serve, serving
 
+from specstack.applications import PLAIN_OVERRIDES
 from specstack.models.packaged import cache_folder
-from specstack_serving.lossless import PLAIN
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -49,5 +49,7 @@ def plain(serve: Serve) -> dict[str, Any]:
 
     It schedules synchronously: with overlap, the engine counts penalties a token late.
     """
-    with serve("quickstart.yaml", *PLAIN, "engine.args.disable_overlap_schedule=true") as url:
+    with serve(
+        "quickstart.yaml", *PLAIN_OVERRIDES, "engine.args.disable_overlap_schedule=true"
+    ) as url:
         return {"answers": answers(url), "continuations": continuations(url, concurrency=8)}

@@ -13,7 +13,7 @@ import pytest
 from harness import Serve
 from laws import same_law
 
-from specstack_serving.lossless import PLAIN
+from specstack.applications import PLAIN_OVERRIDES
 
 VOCAB = 64
 PROMPTS = [
@@ -97,7 +97,7 @@ def sampled(url: str, temperature: float, num: int = 1500) -> collections.Counte
 
 @pytest.fixture(scope="module")
 def plain_tiny(serve: Serve, tiny: Path) -> dict[str, Any]:
-    with serve("quickstart_ngram.yaml", *overrides(tiny, *PLAIN)) as url:
+    with serve("quickstart_ngram.yaml", *overrides(tiny, *PLAIN_OVERRIDES)) as url:
         return {
             "greedy": greedy(url),
             "limit": to_the_limit(url),

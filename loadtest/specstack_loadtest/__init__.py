@@ -1,0 +1,1 @@
+"""Load tests for OpenAI-compatible servers: scenarios, clients, records and reports."""

@@ -1,0 +1,88 @@
+"""What is compared: a server of a pipeline, the same without speculation, or one that runs already.
+
+A side starts for the length of a block and has a base URL meanwhile. Servers of pipelines are
+started one at a time, so that each has the whole machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from specstack.applications import PIPELINE_SERVER, PLAIN_OVERRIDES, load
+
+PLAIN = "plain"
+"""Name of the baseline: plain decoding of the same target."""
+
+Start = Callable[[Path], AbstractContextManager[str]]
+"""(file for the server's log) -> context manager of the base URL."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of those that are compared."""
+
+    name: str
+    facts: dict[str, Any]
+    """For the manifest: what it is."""
+    start: Start
+    opt_out: bool = False
+    """Its requests ask not to speculate."""
+
+
+def pipeline_sides(
+    pipelines: Sequence[str], overrides: tuple[str, ...], plain: bool
+) -> tuple[Side, ...]:
+    """One side per pipeline, named by its file or by `NAME=FILE`; before them plain decoding.
+
+    Plain decoding takes target and engine from the first pipeline.
+
+    Raises:
+        click.ClickException: two have one name, or a name is no name of a folder.
+    """
+    sides: list[Side] = []
+    for text in pipelines:
+        name, file = _named(text)
+        if not name or name == PLAIN or "/" in name or name.startswith("."):
+            raise click.ClickException(f"--pipeline {text}: {name!r} cannot name a side")
+        if name in (side.name for side in sides):
+            raise click.ClickException(
+                f"two pipelines are called {name!r}: tell them apart, --pipeline NAME={file}"
+            )
+        sides.append(_pipeline_side(name, Path(file), overrides))
+    if plain:
+        file = _named(pipelines[0])[1]
+        sides.insert(0, _pipeline_side(PLAIN, Path(file), (*overrides, *PLAIN_OVERRIDES)))
+    return tuple(sides)
+
+
+def url_side(name: str, url: str, *, opt_out: bool = False) -> Side:
+    """A server that runs already."""
+
+    @contextmanager
+    def start(log: Path) -> Iterator[str]:
+        yield url
+
+    return Side(name, {"url": url, "opt_out": opt_out}, start, opt_out)
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, equals, file = text.partition("=")
+    return (name, file) if equals else (Path(text).stem, text)
+
+
+def _pipeline_side(name: str, file: Path, overrides: tuple[str, ...]) -> Side:
+    if not file.is_file():
+        raise click.ClickException(f"--pipeline: {file}: no such file")
+
+    def start(log: Path) -> AbstractContextManager[str]:
+        serve = load(PIPELINE_SERVER, needed_by="--pipeline", extra="serve")
+        server: AbstractContextManager[str] = serve(file, overrides, log=log)
+        return server
+
+    return Side(name, {"pipeline": str(file), "overrides": list(overrides)}, start)

@@ -1,0 +1,264 @@
+"""The page: what it says, what it never does, and that a change anywhere is found."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_folders import RawRun, Speed, answer, closed, failed, open_loop, simulated, write_folder
+
+from specstack_loadtest import words
+from specstack_loadtest.looks import colors_of
+from specstack_loadtest.plots import all_plots
+from specstack_loadtest.report import embedded, page, write_report
+from specstack_loadtest.summary import summarise, write_summary
+from specstack_loadtest.verify import differing, verify
+
+USERS = (1, 2, 8)
+
+
+def comparison(folder: Path) -> Path:
+    """Plain decoding, a side that is faster, and one whose rounds cost too much."""
+    speeds = {
+        "plain": Speed(), "goodput": Speed(budget=3),
+        "too-deep": Speed(base_s=0.09, per_request_s=0.03, budget=6),
+    }  # fmt: skip
+    runs = {
+        (side, repeat): simulated(speed, USERS, 30, 5, seed=10 * repeat, cap=6)
+        for side, speed in speeds.items()
+        for repeat in range(2)
+    }
+    return write_folder(folder, closed(users=USERS, seconds=30, warmup=5, name="crossover"), runs)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole folder, not to be changed."""
+    folder = comparison(tmp_path_factory.mktemp("made") / "f")
+    write_summary(folder)
+    write_report(folder)
+    return folder
+
+
+@pytest.fixture
+def copied(made: Path, tmp_path: Path) -> Path:
+    """The same, to be changed."""
+    import shutil
+
+    return Path(shutil.copytree(made, tmp_path / "copy"))
+
+
+def text_of(folder: Path) -> str:
+    """What the page shows, without its scripts."""
+    body = re.search(r"<body>(.*?)<script ", (folder / "report.html").read_text(), re.DOTALL)
+    assert body is not None
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", body[1]))
+
+
+def test_the_verdict_comes_first_and_in_words(made: Path) -> None:
+    text = text_of(made)
+    assert "goodput is faster than plain at every load." in text
+    assert "too-deep is slower at every load." in text
+    assert text.index("In short") < text.index("Throughput")
+    assert "goodput gives most tokens/s; too-deep loses." in text
+
+
+def test_the_page_needs_nothing_else(made: Path) -> None:
+    """No address of anything is in it, but in the texts and namespaces of the plotting library."""
+    page_text = (made / "report.html").read_text()
+    own = re.sub(r"<script data-bokeh.*?</script>", "", page_text, flags=re.DOTALL)
+    assert re.findall(r"https?://[^\s\"'<]+", own) == []
+    assert (
+        re.findall(r"<(?:script|link|img|iframe)[^>]*\s(?:src|href)=\"(?!data:)", page_text) == []
+    )
+    assert "@import" not in own
+
+
+def test_the_same_summary_gives_the_same_page(made: Path) -> None:
+    from specstack_loadtest.folder import Manifest
+
+    summary, manifest = summarise(made), Manifest.read(made)
+    assert page(summary, manifest) == page(summary, manifest)
+
+
+def test_every_text_is_escaped(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+    runs = {("plain", 0): RawRun((answer(10.0), failed(11.0, evil, index=1)))}
+    scenario = closed(name=evil, description=evil)
+    folder = write_folder(tmp_path / "f", scenario, runs)
+    write_summary(folder)
+    text = write_report(folder).read_text()
+    assert "<script>alert" not in text
+    assert "<img" not in text.split("<script data-bokeh")[0]
+    found = re.search(r'id="summary">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    assert json.loads(found[1])["scenario"]["name"] == evil
+
+
+def test_embedded_json_cannot_end_its_element() -> None:
+    data = {"a": "</script><!-- & \u2028"}
+    assert "<" not in embedded(data)
+    assert json.loads(embedded(data)) == data
+
+
+def test_problems_stand_in_a_red_box_at_the_top(tmp_path: Path) -> None:
+    plain = tuple(answer(10.0 + k, index=k) for k in range(20))
+    fast = (*(replace(r, text_sha256="else") for r in plain[:3]), failed(15.0, index=3), *plain[4:])
+    runs = {("plain", 0): RawRun(plain), ("fast", 0): RawRun(fast, complete=False, reason="killed")}
+    folder = write_folder(tmp_path / "f", open_loop(), runs)
+    write_summary(folder)
+    text = write_report(folder).read_text()
+    box = re.search(r'class="box bad".*?</section>', text, re.DOTALL)
+    assert box is not None
+    assert text.index('class="box bad"') < text.index("In short")
+    for part in ("the run ended early (killed)", "1 of 20", "3 of 19 greedy answers differ"):
+        assert part in box[0]
+
+
+def test_no_problem_has_no_box(made: Path) -> None:
+    """Control."""
+    assert 'class="box bad"' not in (made / "report.html").read_text()
+
+
+def test_a_single_side_without_baseline_has_a_page(tmp_path: Path) -> None:
+    records = tuple(answer(10.0 + 0.5 * k, index=k) for k in range(60))
+    folder = write_folder(tmp_path / "f", closed(), {("server", 0): RawRun(records)}, baseline=None)
+    write_summary(folder)
+    write_report(folder)
+    text = text_of(folder)
+    assert "No baseline was measured" in text
+    assert "Not checked: there is no baseline." in text
+    assert "times" not in text.split("Latency")[0].split("Throughput")[1]
+
+
+def test_a_folder_with_nothing_to_show_has_a_page(tmp_path: Path) -> None:
+    runs = {("plain", 0): RawRun((failed(10.0, "connect"),), complete=False)}
+    folder = write_folder(tmp_path / "f", closed(), runs)
+    write_summary(folder)
+    write_report(folder)
+    assert "1 of 1 requests failed" in text_of(folder)
+    assert verify(folder) == []
+
+
+def test_the_speedup_is_shown_against_one(made: Path) -> None:
+    summary = summarise(made)
+    fast = [c for c in summary["comparisons"] if c["side"] == "goodput"]
+    assert min(c["tokens_per_s_ratio"]["low"] for c in fast) > 1.2
+    plot = all_plots({**summary, "comparisons": fast})["crossover"]
+    assert plot.y_range.start < 1 < plot.y_range.end
+
+
+def test_every_side_keeps_its_colour(made: Path) -> None:
+    summary = summarise(made)
+    colors = colors_of(summary)
+    assert len(set(colors.values())) == 3
+    for plot in all_plots(summary).values():
+        for renderer in plot.select({"type": object}):
+            for tag in getattr(renderer, "tags", ()):
+                assert tag == "rule" or tag == "interval" or tag.removeprefix("side:") in colors
+
+
+def test_numbers_are_written_with_three_digits() -> None:
+    written = [words.amount(x) for x in (None, 0, 0.1234, 1.234, 12.34, 123.4, 12345.6, 0.00012)]
+    assert written == [words.DASH, "0", "0.123", "1.23", "12.3", "123", "12,346", "1.2e-04"]
+    assert [words.milliseconds(x) for x in (1.5, 99.96, 123.4, 1234, 65_000)] == [
+        "1.50 ms", "100.0 ms", "123 ms", "1.23 s", "65.0 s",
+    ]  # fmt: skip
+    assert [words.signed_ms(x) for x in (-12.0, 0.0, 12.0)] == ["-12.0 ms", "0 ms", "+12.0 ms"]
+    assert [words.percent(x) for x in (None, 0, 0.005, 0.05, 0.5)] == [
+        words.DASH,
+        "0 %",
+        "0.50 %",
+        "5.0 %",
+        "50 %",
+    ]
+    assert words.listed(["a", "b", "c"]) == "a, b and c"
+
+
+def test_an_untouched_folder_is_verified(made: Path) -> None:
+    assert verify(made) == []
+
+
+def edit(name: str, old: str, new: str) -> Callable[[Path], None]:
+    """Change the first place of a text in a file."""
+
+    def change(folder: Path) -> None:
+        text = (folder / name).read_text()
+        assert old in text
+        (folder / name).write_text(text.replace(old, new, 1))
+
+    return change
+
+
+def edit_number(name: str, pattern: str) -> Callable[[Path], None]:
+    """Add one to the last digit that a pattern's group ends with."""
+
+    def change(folder: Path) -> None:
+        text = (folder / name).read_text()
+        match = re.search(pattern, text, re.DOTALL)
+        assert match is not None
+        at = match.end(1) - 1
+        digit = (int(text[at]) + 1) % 10
+        (folder / name).write_text(f"{text[:at]}{digit}{text[at + 1 :]}")
+
+    return change
+
+
+def removed(name: str) -> Callable[[Path], None]:
+    """Remove a file."""
+    return lambda folder: (folder / name).unlink()
+
+
+def added(name: str) -> Callable[[Path], None]:
+    """Add an empty one."""
+    return lambda folder: (folder / name).touch()
+
+
+RAW = "raw/plain/0/requests.jsonl"
+PAGE, TABLES = "report.html", "report.html: its text and tables"
+VALUE = r'"tokens_per_s": \{\s+"value": (\d+\.\d+)'
+EMBEDDED = r'"tokens_per_s":\{"value":(\d+\.\d+)'
+
+
+@pytest.mark.parametrize(
+    ("change", "words_of_it"),
+    [
+        (edit(RAW, '"worker":0', '"worker":1'), [f"{RAW} was changed"]),
+        (edit(RAW, "{", "["), ["no summary can be made of the raw files", "requests.jsonl:1"]),
+        (
+            edit("scenario.yaml", "seconds: 30", "seconds: 31"),
+            ["scenario.yaml was", "summary.json"],
+        ),
+        (edit_number("summary.json", VALUE), ["results[0].tokens_per_s.value"]),
+        (edit_number("summary.csv", r"plain,1 user,(\d+)"), ["summary.csv is not"]),
+        (edit_number(PAGE, EMBEDDED), ["report.html: its embedded summary"]),
+        (edit_number(PAGE, r'<td class="number">(\d+\.\d)'), [TABLES]),
+        (edit(PAGE, "goodput gives most", "too-deep gives most"), [TABLES]),
+        (edit(PAGE, '"depth of the draft"', '"depth"'), ["report.html: its plots"]),
+        (edit(PAGE, "</html>", "<!-- --></html>"), ["report.html is not what"]),
+        (removed("raw/plain/1/metrics.jsonl"), ["raw/plain/1/metrics.jsonl is missing"]),
+        (added("raw/plain/1/more"), ["raw/plain/1/more is not in manifest.json"]),
+        (removed("summary.json"), ["summary.json is missing"]),
+        (removed(PAGE), ["report.html is missing"]),
+    ],
+)
+def test_a_change_is_found(
+    copied: Path, change: Callable[[Path], None], words_of_it: list[str]
+) -> None:
+    """Control of the check: one change each."""
+    change(copied)
+    found = "\n".join(verify(copied))
+    for expected in words_of_it:
+        assert expected in found
+
+
+def test_differing_names_the_places() -> None:
+    one: dict[str, Any] = {"a": [1, {"b": 2}], "c": 3}
+    other: dict[str, Any] = {"a": [1, {"b": 5}], "d": 3}
+    assert sorted(differing(one, other)) == ["a[1].b", "c", "d"]
+    assert list(differing(one, one)) == []

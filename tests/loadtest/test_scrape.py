@@ -1,0 +1,66 @@
+"""What is kept of a server's metrics, when, and what it says of itself."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from fake_server import METRICS, Script, running_server
+
+from specstack_loadtest.scrape import Scraper, kept_values, latest_gauge, server_facts
+from specstack_loadtest.shares import Clock
+
+
+def test_counters_and_gauges_of_servers_are_kept() -> None:
+    values = kept_values(METRICS.format(tokens=12, requests=3))
+    assert values == {
+        'sglang:generation_tokens_total{model_name="fake"}': 12.0,
+        'sglang:num_running_reqs{model_name="fake"}': 1.0,
+        'specstack_draft_budget{model_name="fake"}': 4.0,
+        'mine_rounds_total{draft_budget="4",reason="say \\"so\\""}': 3.0,
+    }
+    assert latest_gauge(values, "_draft_budget") == 4.0
+    assert latest_gauge(values, "_nothing") is None
+
+
+def test_what_is_no_page_of_metrics_is_said() -> None:
+    with pytest.raises(ValueError, match="nonsense"):
+        kept_values("specstack_x nonsense")
+
+
+def test_a_line_is_written_at_every_second_of_the_run(tmp_path: Path) -> None:
+    path, clock = tmp_path / "metrics.jsonl", Clock(time.time() + 0.4)
+    with running_server(Script(), tmp_path / "server") as server:
+        scraper = Scraper(server.url, path, clock)
+        scraper.start()
+        time.sleep(2.6)
+        scraper.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [round(line["t_s"]) for line in lines] == [0, 1, 2]
+    assert all(abs(line["t_s"] - round(line["t_s"])) < 0.25 for line in lines)
+    assert lines[0]["values"] == scraper.latest
+
+
+def test_a_server_without_metrics_leaves_an_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with running_server(Script(has_metrics=False), tmp_path / "server") as server:
+        scraper = Scraper(server.url, path, Clock(time.time() - 0.8))
+        scraper.start()
+        scraper.join(5.0)
+        assert not scraper.is_alive()
+    assert path.read_text() == ""
+
+
+def test_facts_are_what_answers(tmp_path: Path) -> None:
+    with running_server(Script(), tmp_path / "a") as server:
+        facts = server_facts(server.url + "/v1")
+    assert facts["version"] == "0.0"
+    assert facts["effective_max_running_requests_per_dp"] == 16
+    assert facts["specstack"] == {"plan_hash": "abc"}
+    assert facts["max_total_num_tokens"] == 4096
+    with running_server(Script(owned_by="vllm"), tmp_path / "b") as server:
+        assert set(server_facts(server.url)) == {"url", "models"}
+        gone = server.url
+    assert server_facts(gone) == {"url": gone}

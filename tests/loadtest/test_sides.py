@@ -1,0 +1,74 @@
+"""What is compared, and in which turns."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from specstack.applications import PLAIN_OVERRIDES
+from specstack_loadtest import sides
+from specstack_loadtest.compare import turns
+from specstack_loadtest.sides import pipeline_sides, url_side
+
+
+@pytest.fixture
+def pipelines(tmp_path: Path) -> tuple[str, str]:
+    paths = tmp_path / "tree.yaml", tmp_path / "chain.yaml"
+    for path in paths:
+        path.write_text("version: 1\n")
+    return str(paths[0]), str(paths[1])
+
+
+def test_plain_decoding_has_the_first_pipelines_target(
+    pipelines: tuple[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[tuple[str, tuple[str, ...]]] = []
+
+    def serve(file: Path, overrides: tuple[str, ...], log: Path) -> Any:
+        started.append((file.name, overrides))
+        return nullcontext("http://127.0.0.1:1")
+
+    monkeypatch.setattr(sides, "load", lambda *_, **__: serve)
+    made = pipeline_sides(pipelines, ("engine.context_length=512",), plain=True)
+    assert [side.name for side in made] == ["plain", "tree", "chain"]
+    for side in made:
+        with side.start(tmp_path / "log") as url:
+            assert url == "http://127.0.0.1:1"
+    own = ("engine.context_length=512",)
+    assert started == [
+        ("tree.yaml", (*own, *PLAIN_OVERRIDES)),
+        ("tree.yaml", own),
+        ("chain.yaml", own),
+    ]
+    assert [side.name for side in pipeline_sides(pipelines, (), plain=False)] == ["tree", "chain"]
+
+
+def test_a_pipeline_can_be_named(pipelines: tuple[str, str]) -> None:
+    made = pipeline_sides((pipelines[0], f"wide={pipelines[0]}"), (), plain=False)
+    assert [side.name for side in made] == ["tree", "wide"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("{0}", "{0}"), "two pipelines are called 'tree'"),
+        (("plain={0}",), "'plain' cannot name a side"),
+        (("a/b={0}",), "'a/b' cannot name a side"),
+        (("nowhere.yaml",), "no such file"),
+    ],
+)
+def test_sides_that_cannot_be_told_apart_are_refused(
+    pipelines: tuple[str, str], given: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(click.ClickException, match=words):
+        pipeline_sides([text.format(pipelines[0]) for text in given], (), plain=True)
+
+
+def test_every_repeat_begins_with_another_side() -> None:
+    a, b, c = (url_side(name, "http://127.0.0.1:1") for name in "abc")
+    order = ["".join(side.name for r, side in turns((a, b, c), 4) if r == n) for n in range(4)]
+    assert order == ["abc", "bca", "cab", "abc"]
