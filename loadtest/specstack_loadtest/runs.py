@@ -7,7 +7,7 @@ that arrived in between, whichever request they belong to.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +31,11 @@ class Scrape:
 
     t_s: float
     values: dict[str, float]
+
+    def after(self, t_s: float, changed: Mapping[str, float | None]) -> Scrape:
+        """The next one, from what changed since; None: it is there no more."""
+        values = {**self.values, **changed}
+        return Scrape(t_s, {key: value for key, value in values.items() if value is not None})
 
 
 @dataclass(frozen=True)
@@ -60,10 +65,7 @@ class Run:
             side,
             repeat,
             tuple(read_records(raw / "requests.jsonl")),
-            tuple(
-                Scrape(line["t_s"], line["values"])
-                for line in _lines(raw / "metrics.jsonl", ("t_s", "values"))
-            ),
+            tuple(_scrapes(raw / "metrics.jsonl")),
             tuple(_lines(raw / "client.jsonl", ("t_s", "lag_s", "cpu"))),
             _object(raw / "server.json"),
             _object(raw / "run.json"),
@@ -87,6 +89,13 @@ class Run:
             return np.zeros(0), np.zeros(0)
         times, amounts = (np.concatenate(column) for column in zip(*found, strict=True))
         return times, amounts
+
+
+def _scrapes(path: Path) -> Iterator[Scrape]:
+    scrape = Scrape(0.0, {})
+    for line in _lines(path, ("t_s", "values")):
+        scrape = scrape.after(line["t_s"], line["values"])
+        yield scrape
 
 
 @dataclass(frozen=True)

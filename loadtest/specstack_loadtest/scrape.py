@@ -53,13 +53,22 @@ def _is_kept(family: str) -> bool:
     return family.endswith(_OWN_ENDS)
 
 
+def changes(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float | None]:
+    """What is not as it was; None: it is there no more. `Scrape.after` undoes it."""
+    changed: dict[str, float | None] = {k: v for k, v in now.items() if before.get(k) != v}
+    return changed | {key: None for key in before if key not in now}
+
+
 class Scraper(threading.Thread):
-    """Writes the metrics of a server to a file, a line a second, until it is closed."""
+    """Writes the metrics of a server to a file, a line a second, until it is closed.
+
+    A line holds what changed since the line before: most of what a server exports seldom does.
+    """
 
     def __init__(self, url: str, path: Path, now: Callable[[], float]) -> None:
         super().__init__(name="scraper", daemon=True)
         self.latest: Mapping[str, float] = {}
-        """The values of the last line."""
+        """All values as of the last line."""
         self._address = f"{base_url(url)}/metrics"
         self._path = path
         self._now = now
@@ -86,7 +95,8 @@ class Scraper(threading.Thread):
                 except ValueError:
                     return
                 t_s = (asked_s + self._now()) / 2
-                file.write(json.dumps({"t_s": round(t_s, 3), "values": values}) + "\n")
+                line = {"t_s": round(t_s, 3), "values": changes(self.latest, values)}
+                file.write(json.dumps(line) + "\n")
                 file.flush()
                 self.latest = values
 

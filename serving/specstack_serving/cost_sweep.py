@@ -22,7 +22,7 @@ import httpx
 from specstack.plan import Plan
 from specstack_serving.sweep_prompts import sweep_prompt
 
-ROUNDS, COARSE_ROUNDS = 12, 6
+ROUNDS, COARSE_ROUNDS = 9, 6
 CYCLES, COARSE_CYCLES = 3, 2
 """Every budget's rounds are taken in so many parts, in turns with the other budgets': a machine
 that is slow for a while is slow for all of them, and what is decided by is their ratio."""
@@ -83,7 +83,7 @@ def plan_sweep(
     kinds = [(size, min(SHORT, longest)) for size in sizes]
     long = min(LONG // 2 if coarse else LONG, longest)
     if long > 2 * (SHORT + answer):
-        long_sizes = [1] if coarse else sorted({1, min(8, max_requests)})
+        long_sizes = [1] if coarse else sorted({1, min(4, max_requests)})
         kinds += [(size, long) for size in long_sizes]
     return tuple(
         Group(size, prompt, tuple(sorted({0, *budgets})), rounds, cycles, answer)
@@ -198,9 +198,10 @@ class _Sweep:
                     f"{group.num_requests} requests, about {group.prompt_tokens} tokens, budget"
                     f" {budget}", self._done, self._total,
                 )  # fmt: skip
-                await self._post("budget", {"force": budget, "seconds": FORCED_SECONDS})
+                forced = {"force": budget, "seconds": FORCED_SECONDS}
+                first = (await self._post("budget", forced))["rounds"]
                 part = SKIPPED_ROUNDS + math.ceil(group.rounds / group.cycles)
-                pace[budget] = await self._rounds(part, pace.get(budget))
+                pace[budget] = await self._rounds(part, first, pace.get(budget))
                 self._done += 1
                 self._say("", self._done, self._total)
         await self._until_idle("the server goes on with requests that were given up")
@@ -259,14 +260,15 @@ class _Sweep:
             f" {load}: leave it alone while it is measured, or measure smaller batches"
         )
 
-    async def _rounds(self, num_rounds: int, pace: float | None) -> float:
+    async def _rounds(self, num_rounds: int, first: int, pace: float | None) -> float:
         """Wait for so many rounds, asking seldom: every question costs the server time.
 
         Args:
+            first: the number of rounds by now.
             pace: seconds that one takes, if known; returns what it was.
         """
-        first = last = (await self._status())["rounds"]
-        began = moved = time.monotonic()
+        last, began = first, time.monotonic()
+        moved = began
         wait = 0.1 if pace is None else num_rounds * pace
         while last - first < num_rounds:
             await self._pause(wait)

@@ -64,6 +64,8 @@ class TreeVerifyInput(sgl.EagleVerifyInput):  # type: ignore[misc]
 
     computed_nodes: Tensor | None = None
     """`PackedNodes.computed`; the other rows of the window are not in the batch."""
+    node_rows: Tensor | None = None
+    """`PackedNodes.rows`, flat."""
 
     @property
     def tree_topk(self) -> int:
@@ -136,7 +138,7 @@ def verify_batch(
         seq_lens_sum=None,
         seq_lens_cpu=batch.seq_lens_cpu,
     )
-    verify_input.computed_nodes = packed.computed
+    verify_input.computed_nodes, verify_input.node_rows = packed.computed, packed.rows.flatten()
     batch.input_ids = verify_input.draft_token
     batch.out_cache_loc = _computed(window, packed)
     batch.spec_info = verify_input

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 from fake_server import METRICS, Script, running_server
+from hypothesis import given
+from hypothesis import strategies as st
 
-from specstack_loadtest.scrape import Scraper, kept_values, latest_gauge, server_facts
+from specstack_loadtest.runs import Scrape
+from specstack_loadtest.scrape import Scraper, changes, kept_values, latest_gauge, server_facts
 from specstack_loadtest.shares import Clock
 
 
@@ -41,6 +44,16 @@ def test_a_line_is_written_at_every_second_of_the_run(tmp_path: Path) -> None:
     assert [round(line["t_s"]) for line in lines] == [0, 1, 2]
     assert all(abs(line["t_s"] - round(line["t_s"])) < 0.25 for line in lines)
     assert lines[0]["values"] == scraper.latest
+    assert [line["values"] for line in lines[1:]] == [{}, {}], "nothing was asked of the server"
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 2)), max_size=6))
+def test_what_changed_gives_all_values_back(pages: list[dict[str, float]]) -> None:
+    scrape, before = Scrape(0.0, {}), dict[str, float]()
+    for second, page in enumerate(pages):
+        scrape = scrape.after(second, changes(before, page))
+        assert scrape == Scrape(second, page)
+        before = page
 
 
 def test_a_server_without_metrics_leaves_an_empty_file(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from specstack_serving import sglang_compat as sgl
 from specstack_serving.cpu.attention import (
@@ -39,8 +40,8 @@ class CpuAttentionBackend(sgl.AttentionBackend):  # type: ignore[misc]
         self._buckets: list[Bucket] = []
         self._extensions: list[Extension] = []
         self._num_window = 1
-        self._num_nodes = 0
         self._computed: Tensor | None = None
+        self._rows: Tensor | None = None
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Plan the forward once for all layers."""
@@ -74,10 +75,11 @@ class CpuAttentionBackend(sgl.AttentionBackend):  # type: ignore[misc]
                     "window only, without the prefix"
                 )
             tree_mask = tree_mask.view(size, num_window, num_window).bool()
-        self._num_window, self._num_nodes = num_window, size * num_window
+        self._num_window = num_window
         self._computed = getattr(spec_info, "computed_nodes", None)
         num_nodes = [num_window] * size
         if self._computed is not None:
+            self._rows = spec_info.node_rows
             owners = self._computed.div(num_window, rounding_mode="floor")
             num_nodes = torch.bincount(owners, minlength=size).tolist()
         self._buckets = plan_window(
@@ -137,9 +139,8 @@ class CpuAttentionBackend(sgl.AttentionBackend):  # type: ignore[misc]
 
     def _attend_window(self, q: Tensor, layer: Any) -> Tensor:
         heads, computed = layer.tp_k_head_num, self._computed
-        queries = q
-        if computed is not None:  # dead nodes have no row: attend with zeros, drop the result
-            queries = q.new_zeros(self._num_nodes, q.shape[1]).index_copy_(0, computed, q)
+        # Dead nodes have no row: they attend with their root's, and the result is dropped.
+        queries = q if computed is None else embedding(self._rows, q)
         out = attend_window(
             self._buckets,
             queries.view(-1, self._num_window, heads, layer.tp_q_head_num // heads, layer.head_dim),
@@ -148,7 +149,7 @@ class CpuAttentionBackend(sgl.AttentionBackend):  # type: ignore[misc]
             layer.scaling,
         )
         out = out.reshape(queries.shape[0], -1)
-        return out if computed is None else out[computed]
+        return out if computed is None else embedding(computed, out)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         """Length of an empty request in a padded batch."""
