@@ -89,8 +89,8 @@ class TestRun:
     def test_a_server_elsewhere_is_not_loaded_by_accident(
         self, scenario: Path, capsys: Any
     ) -> None:
-        for words in (("--url", "http://192.0.2.1:8000"),
-                      ("--url", "http://127.0.0.1:9", "--baseline", "http://192.0.2.1")):  # fmt: skip
+        elsewhere, here = "http://192.0.2.1:8000", "http://127.0.0.1:9"
+        for words in (("--url", elsewhere), ("--url", here, "--baseline", elsewhere)):
             code, _, err = load(capsys, "run", scenario, *words)
             assert code == 1
             assert "--allow-remote" in err

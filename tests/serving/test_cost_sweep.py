@@ -195,7 +195,7 @@ class TestCells:
     def test_batch_sizes_are_powers_of_two_and_the_largest(self) -> None:
         groups = plan_sweep([3, 1], max_requests=12, context_length=8192)
         assert [g.num_requests for g in groups if g.prompt_tokens == SHORT] == [1, 2, 4, 8, 12]
-        assert [g.num_requests for g in groups if g.prompt_tokens == LONG] == [1, 8]
+        assert [g.num_requests for g in groups if g.prompt_tokens == LONG] == [1, 4]
         assert {g.budgets for g in groups} == {(0, 1, 3)}
 
     def test_a_coarse_sweep_takes_three_batch_sizes_and_one_long_context(self) -> None:

@@ -41,7 +41,7 @@ class CpuAttentionBackend(sgl.AttentionBackend):  # type: ignore[misc]
         self._extensions: list[Extension] = []
         self._num_window = 1
         self._computed: Tensor | None = None
-        self._rows: Tensor | None = None
+        self._rows = torch.zeros(0, dtype=torch.int64)
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Plan the forward once for all layers."""
