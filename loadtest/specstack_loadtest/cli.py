@@ -25,8 +25,11 @@ from specstack_loadtest.runner import (
     RemoteRefused,
     ServerUnusable,
     check_address,
+    ended_by_signals,
+    identify,
     server_facts,
 )
+from specstack_loadtest.scenario import Scenario
 from specstack_loadtest.scenario_file import load_scenario, shipped_scenarios
 from specstack_loadtest.sides import PLAIN, Side, pipeline_sides, url_side
 from specstack_loadtest.summary import write_summary
@@ -110,10 +113,12 @@ def run(
       specstack load run chat-burst --url http://10.0.0.5:8000 --allow-remote --workers 8
     """
     url = url.rstrip("/").removesuffix("/v1")
+    asked = load_scenario(scenario)
     if name == PLAIN:
         raise click.ClickException(f"--name {PLAIN}: that is the baseline's")
     try:
         check_address(url, allow_remote)
+        identify(url)  # which waits for a server that still starts
         sides = [url_side(name, url)]
         if baseline == "auto":
             if "specstack" in server_facts(url):
@@ -124,7 +129,7 @@ def run(
             sides.insert(0, url_side(PLAIN, baseline))
     except (RemoteRefused, ServerUnusable) as error:
         raise click.ClickException(str(error)) from None
-    _go("run", scenario, tuple(sides), repeats, workers, out, allow_remote, form)
+    _go("run", asked, scenario, tuple(sides), repeats, workers, out, allow_remote, form)
 
 
 @load_test.command(epilog=EXIT_CODES, short_help="Compare pipelines under a scenario.")
@@ -159,8 +164,9 @@ def compare(
       specstack load compare crossover --pipeline dsl/specs/quickstart.yaml
       specstack load compare chat-burst --pipeline a.yaml --pipeline tuned=b.yaml --repeats 3
     """
+    asked = load_scenario(scenario)
     sides = pipeline_sides(pipelines, overrides, plain)
-    _go("compare", scenario, sides, repeats, workers, out, False, form)
+    _go("compare", asked, scenario, sides, repeats, workers, out, False, form)
 
 
 @load_test.command(epilog=EXIT_CODES, short_help="Write a folder's report again, or check it.")
@@ -211,6 +217,7 @@ def scenarios(form: str) -> None:
 
 def _go(
     kind: str,
+    scenario: Scenario,
     name_or_file: str,
     sides: tuple[Side, ...],
     repeats: int,
@@ -219,7 +226,6 @@ def _go(
     allow_remote: bool,
     form: str,
 ) -> None:
-    scenario = load_scenario(name_or_file)
     files = freeze(scenario)
     manifest = Manifest(
         kind=kind,
@@ -234,7 +240,7 @@ def _go(
     folder = out or Path("load", f"{scenario.name}-{datetime.now():%Y%m%d-%H%M%S}")
     comparison = Comparison(folder, manifest, files, sides, allow_remote)
     try:
-        with live_display(scenario) as display:
+        with ended_by_signals(), live_display(scenario) as display:
             summary = comparison.run(display, lambda words: click.echo(words, err=True))
     except (FolderError, LoadFailed, RemoteRefused, ServerUnusable) as error:
         raise click.ClickException(str(error)) from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,22 +51,18 @@ class Comparison:
             FolderError, ServerUnusable, RemoteRefused, click.ClickException: nothing, or no more,
                 can be run; what was run before is reported nevertheless.
         """
-        manifest = self.manifest
-        open_folder(self.folder, manifest, self.files)
+        manifest = open_folder(self.folder, self.manifest, self.files)
         try:
             for repeat, side in turns(self.sides, manifest.repeats):
                 if is_whole(self.folder, side.name, repeat):
                     say(f"{side.name}, repeat {repeat + 1}: is there, not run again")
                     continue
                 outcome = self._run(side, repeat, display, say)
-                if not outcome.complete:
-                    reason = f"{side.name}/{repeat}: {outcome.reason}"
-                    manifest = replace(manifest, incomplete=(*manifest.incomplete, reason))
-                    if outcome.interrupted:
-                        raise KeyboardInterrupt
+                manifest.as_of_now(self.folder).write(self.folder)
+                if outcome.interrupted:
+                    raise KeyboardInterrupt
         finally:
-            manifest = manifest.with_files_of(self.folder)
-            manifest.write(self.folder)
+            manifest.as_of_now(self.folder).write(self.folder)
             if has_records(self.folder):
                 write_summary(self.folder)
                 say(f"report: {write_report(self.folder)}")

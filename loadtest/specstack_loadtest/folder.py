@@ -24,8 +24,11 @@ from specstack_loadtest.scenario import Scenario, Trace
 
 MANIFEST, SCENARIO, INPUTS, RAW = "manifest.json", "scenario.yaml", "inputs", "raw"
 _PACKAGES = ("specstack", "locust", "httpx", "gevent", "numpy")
-SAME = ("kind", "scenario", "sides", "baseline", "side_facts", "num_workers")
-"""What must be equal to go on with a folder."""
+SAME = (
+    "kind", "scenario", "sides", "baseline", "side_facts", "num_workers", "machine", "commit",
+    "versions",
+)  # fmt: skip
+"""What must be equal to go on with a folder: runs of one side are taken together."""
 
 
 class FolderError(Exception):
@@ -73,18 +76,27 @@ class Manifest:
         path = folder / MANIFEST
         try:
             data = json.loads(path.read_text("utf-8"))
+            if not all(map(is_name, data["sides"])):
+                raise ValueError(f"sides that name no folder: {data['sides']}")
             return cls(**data | {name: tuple(data[name]) for name in ("sides", "incomplete")})
         except OSError as error:
             raise FolderError(f"{path}: {error.strerror}: not a folder of load tests") from None
         except (ValueError, TypeError, LookupError) as error:
             raise FolderError(f"{path}: not a manifest of load tests: {error}") from None
 
-    def with_files_of(self, folder: Path) -> Manifest:
-        """The same, with the hashes of what lies there now."""
+    def as_of_now(self, folder: Path) -> Manifest:
+        """The same, with hashes of what lies there now, and which runs of it ended early."""
         inputs = [folder / SCENARIO, *(folder / INPUTS).iterdir()]
         paths = sorted([*inputs, *(path for path in (folder / RAW).rglob("*") if path.is_file())])
         files = {str(path.relative_to(folder)): sha256_of(path) for path in paths}
-        return replace(self, files=files)
+        runs = [(side, repeat) for side in self.sides for repeat in range(self.repeats)]
+        early = [f"{s}/{r}: {why}" for s, r in runs if (why := _why_early(folder, s, r))]
+        return replace(self, files=files, incomplete=tuple(early))
+
+
+def is_name(text: str) -> bool:
+    """Whether it can name a side, and so a folder."""
+    return bool(text) and not text.startswith(".") and not set(text) & set("/\\\0")
 
 
 def raw_folder(folder: Path, side: str, repeat: int) -> Path:
@@ -92,11 +104,24 @@ def raw_folder(folder: Path, side: str, repeat: int) -> Path:
     return folder / RAW / side / str(repeat)
 
 
+def _why_early(folder: Path, side: str, repeat: int) -> str:
+    """Why a run that was begun is not complete; else empty."""
+    raw = raw_folder(folder, side, repeat)
+    if not raw.exists():
+        return ""
+    try:
+        outcome = json.loads((raw / "run.json").read_text("utf-8"))
+        return "" if outcome["complete"] else str(outcome["reason"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "it was killed"
+
+
 def is_whole(folder: Path, side: str, repeat: int) -> bool:
-    """Whether a run is there, and ended as it should."""
+    """Whether a run is there, ended as it should, and no request of it failed."""
     path = raw_folder(folder, side, repeat) / "run.json"
     try:
-        return bool(json.loads(path.read_text("utf-8"))["complete"])
+        outcome = json.loads(path.read_text("utf-8"))
+        return bool(outcome["complete"]) and not outcome["num_errors"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -132,8 +157,11 @@ def digest(files: Mapping[str, bytes]) -> str:
     return made.hexdigest()
 
 
-def open_folder(folder: Path, manifest: Manifest, files: Mapping[str, bytes]) -> None:
+def open_folder(folder: Path, manifest: Manifest, files: Mapping[str, bytes]) -> Manifest:
     """Make `folder` with the scenario's files, or go on with it.
+
+    Returns:
+        The manifest, with what is known of the runs that are there and not run again.
 
     Raises:
         FolderError: another comparison lies there.
@@ -148,12 +176,19 @@ def open_folder(folder: Path, manifest: Manifest, files: Mapping[str, bytes]) ->
                     f"  there: {json.dumps(old)}\n  asked: {json.dumps(new)}\n"
                     "give another --out, or remove that folder"
                 )
+        manifest = replace(
+            manifest,
+            created_at=before.created_at,
+            files=before.files,
+            incomplete=before.incomplete,
+        )
     elif folder.exists() and any(folder.iterdir()):
         raise FolderError(f"{folder} is not empty and holds no load test: give another --out")
     (folder / INPUTS).mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (folder / name).write_bytes(content)
     manifest.write(folder)
+    return manifest
 
 
 def sha256_of(path: Path) -> str:

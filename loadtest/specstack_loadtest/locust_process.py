@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Self
 
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
@@ -17,6 +21,11 @@ STOP_S = 15.0
 """How long it may take to end by itself: workers are asked one after the other."""
 WAIT_FOR_WORKERS_S = 60
 SHOWN_LINES = 15
+PARENT_VARIABLE = "SPECSTACK_LOAD_PARENT_PID"
+"""Tells Locust which process started it."""
+SAME_WISH_S = 1.0
+"""Terminals and service managers send more than one signal when something is to end."""
+_PR_SET_PDEATHSIG = 1
 
 
 class LocustProcess:
@@ -37,7 +46,7 @@ class LocustProcess:
             self._process = subprocess.Popen(
                 self.command,
                 cwd=self._log.parent,  # where no configuration of Locust lies
-                env=child_environment(),
+                env={**child_environment(), PARENT_VARIABLE: str(os.getpid())},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -79,6 +88,50 @@ class LocustProcess:
         """The end of its log."""
         lines = self._log.read_text("utf-8", "replace").strip().splitlines()
         return "\n".join(lines[-SHOWN_LINES:])
+
+
+def die_with_parent() -> None:
+    """In a process of Locust that `LocustProcess` started, on Linux: be killed when the one above
+    ends, however that comes; of another Locust, change nothing.
+
+    The leader ends with the thread that started it, its workers, forked from it, with the leader.
+    """
+    starter, leader = os.environ.get(PARENT_VARIABLE), os.getsid(0)
+    if starter is None or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != (int(starter) if os.getpid() == leader else leader):
+        sys.exit("the process that started this one ended meanwhile")
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """End a block on SIGTERM and SIGHUP as on Ctrl-C: by KeyboardInterrupt.
+
+    Once more does it again, if not at once. A SIGHUP that is ignored stays so (nohup). Python
+    handles signals in its main thread: in another one this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    last_s = float("-inf")
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal last_s
+        now_s = time.monotonic()
+        if now_s - last_s >= SAME_WISH_S:
+            last_s = now_s
+            raise KeyboardInterrupt
+
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        for number, handler in previous.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, interrupt)
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _distributed(num_workers: int) -> tuple[str, ...]:

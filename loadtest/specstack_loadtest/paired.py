@@ -7,6 +7,7 @@ averaged per identity first, so that a request counts once.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from specstack_loadtest.estimates import (
     mean,
     rate_ratio,
 )
+from specstack_loadtest.runs import Part
 
 Verdict = Literal["faster", "same", "slower", "unknown"]
 
@@ -34,6 +36,8 @@ class PairedDifference:
     mean: Estimate
     baseline_mean: float | None
     """Of the same requests."""
+    of_repeats: tuple[float, ...]
+    """The mean within each repeat in which both answered the same requests."""
 
     def as_data(self) -> dict[str, Any]:
         """The form in summary.json, in milliseconds."""
@@ -41,6 +45,7 @@ class PairedDifference:
         return {
             "pairs": self.pairs,
             "difference": self.mean.as_data(1e3),
+            "difference_of_repeats": [seconds * 1e3 for seconds in self.of_repeats],
             "baseline_mean": of_baseline,
         }
 
@@ -90,10 +95,10 @@ def speedup(found: PairedDifference) -> Estimate:
 
 def paired_difference(ours: Cell, baseline: Cell, measure: Measure) -> PairedDifference:
     """Over requests that both answered."""
-    here, there = _by_identity(ours, measure), _by_identity(baseline, measure)
+    here, there = _by_identity(ours.parts, measure), _by_identity(baseline.parts, measure)
     common = sorted(here.keys() & there.keys())
     if not common:
-        return PairedDifference(0, NOTHING, None)
+        return PairedDifference(0, NOTHING, None, ())
     conversations = sorted({(phase, index) for phase, index, _ in common})
     number = {conversation: i for i, conversation in enumerate(conversations)}
     found = mean(
@@ -102,7 +107,9 @@ def paired_difference(ours: Cell, baseline: Cell, measure: Measure) -> PairedDif
         Draws(len(conversations), f"{ours.label}/{baseline.label}"),
     )
     of_baseline = sum(there[identity] for identity in common) / len(common)
-    return PairedDifference(len(common), found, of_baseline)
+    return PairedDifference(
+        len(common), found, of_baseline, tuple(_differences(ours, baseline, measure))
+    )
 
 
 def tail(ours: Cell, baseline: Cell) -> dict[str, Any] | None:
@@ -129,17 +136,31 @@ def tail(ours: Cell, baseline: Cell) -> dict[str, Any] | None:
 
 def _ratios(ours: Cell, baseline: Cell) -> list[float]:
     """Of the throughput of the same repeat, for those that both have."""
-    there = {part.run.repeat: part.tokens().rate for part in baseline.parts}
     return [
-        part.tokens().rate / rate
-        for part in ours.parts
-        if (rate := there.get(part.run.repeat, 0.0)) > 0
+        one.tokens().rate / rate
+        for one, other in _repeats_of_both(ours, baseline)
+        if (rate := other.tokens().rate) > 0
     ]
 
 
-def _by_identity(cell: Cell, measure: Measure) -> dict[_Identity, float]:
+def _differences(ours: Cell, baseline: Cell, measure: Measure) -> Iterator[float]:
+    """Means over the same requests of the same repeat, for those that both have."""
+    for one, other in _repeats_of_both(ours, baseline):
+        here, there = _by_identity([one], measure), _by_identity([other], measure)
+        common = sorted(here.keys() & there.keys())
+        if common:
+            yield sum(here[identity] - there[identity] for identity in common) / len(common)
+
+
+def _repeats_of_both(ours: Cell, baseline: Cell) -> list[tuple[Part, Part]]:
+    there = {part.run.repeat: part for part in baseline.parts}
+    return [(part, there[part.run.repeat]) for part in ours.parts if part.run.repeat in there]
+
+
+def _by_identity(parts: Iterable[Part], measure: Measure) -> dict[_Identity, float]:
+    """Of whole answers; of those of several repeats, the mean."""
     values: dict[_Identity, list[float]] = defaultdict(list)
-    for _, record in cell.answered():
+    for record in (record for part in parts for record in part.records if record.error is None):
         value = measure(record)
         if value is not None:
             values[record.identity].append(value)

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["run", "errors", "client", "outputs", "baseline", "repeats", "tokens"]
+from specstack_loadtest.words import signed_ms
+
+Kind = Literal["run", "errors", "client", "outputs", "baseline", "cache", "repeats", "tokens"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ def problems_of(summary: Mapping[str, Any]) -> list[Problem]:
         *_client(summary),
         *_outputs(summary),
         *_baseline(summary),
+        *_caches(summary),
         *_repeats(summary),
         *_tokens(summary),
     ]
@@ -112,21 +115,46 @@ def _baseline(summary: Mapping[str, Any]) -> Iterator[Problem]:
         )
 
 
+def _caches(summary: Mapping[str, Any]) -> Iterator[Problem]:
+    """Runs that may have found their prompts in the prefix cache, put there by a run before."""
+    seen: dict[str, str] = {}
+    for run in summary["runs"]:
+        url = run["server"].get("url", "")
+        before = seen.setdefault(url, run["side"])
+        if url and before != run["side"] and not run["cache_flushed"]:
+            yield Problem(
+                "cache",
+                False,
+                f"{before} and {run['side']} are one server ({url}), whose prefix cache could not"
+                " be emptied between runs: who ran later may have found its prompts there.",
+            )
+            return
+
+
 def _repeats(summary: Mapping[str, Any]) -> Iterator[Problem]:
     """Verdicts that one of the repeats contradicts."""
     for found in summary["comparisons"]:
-        ratios = found["ratio_of_repeats"]
-        if found["by"] != "tokens_per_s" or found["verdict"] not in ("faster", "slower"):
-            continue
-        if min(ratios) < 1 < max(ratios):
-            each = ", ".join(f"{ratio:.3f}" for ratio in ratios)
+        gains, each = _gains_of_repeats(found)
+        sign = {"faster": 1, "slower": -1}.get(found["verdict"], 0)
+        if any(sign * gain < 0 for gain in gains):
             yield Problem(
                 "repeats",
                 False,
                 f"{_where(summary, found)}: all repeats together are {found['verdict']} than"
-                f" {summary['baseline']}, but not each of them ({each} times): more repeats, or"
+                f" {summary['baseline']}, but not each of them ({each}): more repeats, or"
                 " longer ones, would tell.",
             )
+
+
+def _gains_of_repeats(found: Mapping[str, Any]) -> tuple[list[float], str]:
+    """What a verdict is by, of each repeat: above 0 where the side is faster; and in words."""
+    if found["by"] == "tokens_per_s":
+        ratios = found["ratio_of_repeats"]
+        each = ", ".join(f"{ratio:.3f}" for ratio in ratios)
+        return [ratio - 1 for ratio in ratios], f"{each} times"
+    differences = found["paired"]["e2e_ms"]["difference_of_repeats"]
+    each = ", ".join(map(signed_ms, differences))
+    return [-difference for difference in differences], f"{each} end to end"
 
 
 def _tokens(summary: Mapping[str, Any]) -> Iterator[Problem]:

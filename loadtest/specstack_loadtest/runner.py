@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from specstack_loadtest.locust_process import LocustProcess
+from specstack_loadtest.locust_process import LocustProcess, ended_by_signals
 from specstack_loadtest.progress import Snapshot
 from specstack_loadtest.scenario import Scenario
 from specstack_loadtest.scenario_file import load_scenario
@@ -26,6 +26,7 @@ from specstack_loadtest.server import (
     ServerUnusable,
     base_url,
     check_address,
+    flush_cache,
     identify,
 )
 from specstack_loadtest.shares import Clock
@@ -39,6 +40,8 @@ __all__ = [
     "RunOutcome",
     "ServerUnusable",
     "check_address",
+    "ended_by_signals",
+    "identify",
     "run_once",
     "server_facts",
 ]
@@ -83,6 +86,8 @@ class RunOutcome:
     model: str
     dialect: str
     opt_out: bool
+    cache_flushed: bool
+    """Whether the server's prefix cache was emptied before."""
     command: tuple[str, ...]
     """That ran Locust."""
 
@@ -120,6 +125,7 @@ def run_once(
     _clear(folder)
     _write(folder / "server.json", server_facts(url))
     options = _options(scenario_path, url, folder, served, opt_out, allow_remote)
+    cache_flushed = flush_cache(url, served.dialect)
     locust = LocustProcess(options, num_workers, folder / LOG)
     early, interrupted = "", False
     try:
@@ -144,6 +150,7 @@ def run_once(
         model=served.model,
         dialect=served.dialect,
         opt_out=opt_out,
+        cache_flushed=cache_flushed,
         command=locust.command,
     )
     _write(folder / "run.json", asdict(outcome))

@@ -1,7 +1,8 @@
 """One run's raw files, read, and the part of it that counts for a phase.
 
 What counts: requests that were due after the warm-up of their phase and before its end, and tokens
-that arrived in between, whichever request they belong to.
+that arrived in between, whichever request they belong to. What arrives at the very end counts: an
+answer may be what ends it. What arrives at the very beginning does not.
 """
 
 from __future__ import annotations
@@ -134,10 +135,12 @@ class Part:
         return self.end_s - self.start_s
 
     def stretches(self, times: Floats, amounts: Floats) -> Stretches:
-        """Amounts that came within it, by stretches of about `STRETCH_S`."""
+        """Amounts that came after its start and until its end, by stretches of about
+        `STRETCH_S`.
+        """
         num = max(1, round(self.seconds / STRETCH_S))
         edges = np.linspace(self.start_s, self.end_s, num + 1)
-        inside = (times >= self.start_s) & (times < self.end_s)
+        inside = (times > self.start_s) & (times <= self.end_s)
         sums, _ = np.histogram(times[inside], edges, weights=amounts[inside])
         return Stretches(sums.astype(np.float64), np.diff(edges))
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 from specstack_dsl.messages import found
 
-SHIPPED = Path(__file__).parents[1] / "scenarios"
+SHIPPED = Path(__file__).parent / "scenarios"
 """The scenarios that come with the package; their prompts and traces lie below."""
 
 Positive = Annotated[float, Field(gt=0)]

@@ -29,6 +29,8 @@ LEFT_OUT = tuple(
 KINDS = ("counter", "gauge", "unknown")
 """Without histograms: their buckets would be most of the data."""
 INTERVAL_S, TIMEOUT_S = 1.0, 5.0
+MOST_FAILED = 5
+"""Answers without metrics, one after the other, after which a server is asked no more."""
 _OWN_ENDS = tuple(f"_{metric.name}" for metric in METRICS)
 """How specstack's families end, whatever their prefix is."""
 
@@ -80,7 +82,8 @@ class Scraper(threading.Thread):
         self.join(TIMEOUT_S + INTERVAL_S)
 
     def run(self) -> None:
-        """Scrape at whole seconds of the clock."""
+        """Scrape at whole seconds of the clock; end where there are no metrics."""
+        num_failed = 0
         with new_http(TIMEOUT_S) as http, self._path.open("w", encoding="utf-8") as file:
             while not self._closing.wait(INTERVAL_S - self._now() % INTERVAL_S):
                 asked_s = self._now()
@@ -88,17 +91,28 @@ class Scraper(threading.Thread):
                     response = http.get(self._address)
                 except httpx.TransportError:
                     continue  # whether the server is gone is for others to judge
-                if response.status_code != 200:
-                    return
-                try:
-                    values = kept_values(response.text)
-                except ValueError:
-                    return
+                values = _values(response)
+                if values is None:
+                    num_failed += 1
+                    if response.status_code == 404 or num_failed == MOST_FAILED:
+                        return
+                    continue
+                num_failed = 0
                 t_s = (asked_s + self._now()) / 2
                 line = {"t_s": round(t_s, 3), "values": changes(self.latest, values)}
                 file.write(json.dumps(line) + "\n")
                 file.flush()
                 self.latest = values
+
+
+def _values(response: httpx.Response) -> dict[str, float] | None:
+    """Those of a page; None: the server had none to show."""
+    if response.status_code != 200:
+        return None
+    try:
+        return kept_values(response.text)
+    except ValueError:
+        return None
 
 
 def latest_gauge(values: Mapping[str, float], ending: str) -> float | None:

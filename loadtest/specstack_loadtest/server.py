@@ -19,6 +19,8 @@ API_KEY = "OPENAI_API_KEY"
 """Environment variable with the key that every request carries."""
 PATIENCE_S = 60.0
 """How long a server may say that it is not ready yet."""
+FLUSH_PATIENCE_S, FLUSH_AGAIN_S = 5.0, 0.5
+"""How long a server may refuse to empty its cache, and how often it is asked."""
 
 
 class ServerUnusable(RuntimeError):
@@ -111,6 +113,29 @@ def identify(url: str, model: str | None = None, *, patience_s: float = PATIENCE
     name = next(iter(models)) if model is None else model
     owner = str(models[name].get("owned_by"))
     return Served(name, next((dialect for dialect in DIALECTS if dialect == owner), "other"))
+
+
+def flush_cache(url: str, dialect: Dialect, *, patience_s: float = FLUSH_PATIENCE_S) -> bool:
+    """Empty the server's prefix cache, so that a run finds nothing of another one in it.
+
+    SGLang's `/flush_cache` answers 400 while requests run, which those of a run before may still
+    do; with an admin key it takes no other one. Servers of other dialects are not asked.
+
+    Returns:
+        Whether it was emptied.
+    """
+    if dialect != "sglang":
+        return False
+    address, deadline = f"{base_url(url)}/flush_cache", time.monotonic() + patience_s
+    with new_http(10.0) as http:
+        while True:
+            try:
+                code = http.post(address).status_code
+            except httpx.TransportError:
+                return False
+            if code != 400 or time.monotonic() > deadline:
+                return code == 200
+            time.sleep(FLUSH_AGAIN_S)
 
 
 def _models(url: str, patience_s: float) -> Any:

@@ -6,6 +6,7 @@ started one at a time, so that each has the whole machine.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from typing import Any
 import click
 
 from specstack.applications import PIPELINE_SERVER, PLAIN_OVERRIDES, load
+from specstack_dsl import load as load_pipeline
+from specstack_loadtest.folder import is_name
 
 PLAIN = "plain"
 """Name of the baseline: plain decoding of the same target."""
@@ -34,6 +37,10 @@ class Side:
     opt_out: bool = False
     """Its requests ask not to speculate."""
 
+    def __post_init__(self) -> None:
+        if not is_name(self.name):
+            raise click.ClickException(f"{self.name!r} cannot name a side: it names a folder, too")
+
 
 def pipeline_sides(
     pipelines: Sequence[str], overrides: tuple[str, ...], plain: bool
@@ -44,12 +51,13 @@ def pipeline_sides(
 
     Raises:
         click.ClickException: two have one name, or a name is no name of a folder.
+        SpecError: a pipeline is wrong.
     """
     sides: list[Side] = []
     for text in pipelines:
         name, file = _named(text)
-        if not name or name == PLAIN or "/" in name or name.startswith("."):
-            raise click.ClickException(f"--pipeline {text}: {name!r} cannot name a side")
+        if name == PLAIN:
+            raise click.ClickException(f"--pipeline {text}: {PLAIN!r} is the baseline's name")
         if name in (side.name for side in sides):
             raise click.ClickException(
                 f"two pipelines are called {name!r}: tell them apart, --pipeline NAME={file}"
@@ -85,4 +93,10 @@ def _pipeline_side(name: str, file: Path, overrides: tuple[str, ...]) -> Side:
         server: AbstractContextManager[str] = serve(file, overrides, log=log)
         return server
 
-    return Side(name, {"pipeline": str(file), "overrides": list(overrides)}, start)
+    text = load_pipeline(file, overrides).model_dump_json()
+    facts = {
+        "pipeline": str(file),
+        "overrides": list(overrides),
+        "pipeline_sha256": hashlib.sha256(text.encode()).hexdigest(),
+    }
+    return Side(name, facts, start)

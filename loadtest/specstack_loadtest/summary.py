@@ -262,6 +262,7 @@ def _run_data(run: Run) -> dict[str, Any]:
         "requests": len(run.records),
         "failed": sum(record.error is not None for record in run.records),
         "seconds": run.ended_s,
+        "cache_flushed": bool(run.outcome.get("cache_flushed")),
         "server": {**_told(run.outcome), **identity(run.server)},
     }
 

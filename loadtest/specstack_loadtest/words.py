@@ -133,7 +133,11 @@ def _rank(comparisons: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
 
 
 def _conclusion(summary: Summary, comparisons: Sequence[Mapping[str, Any]]) -> str:
-    baseline, num = summary["baseline"], len(comparisons)
+    """Every load is accounted for: what holds for all is said only where all are known."""
+    baseline, num = summary["baseline"], len(summary["phases"])
+    known = sum(c["verdict"] != "unknown" for c in comparisons)
+    compared = {c["phase"] for c in comparisons}
+    left_out = [phase for phase in summary["phases"] if phase["number"] not in compared]
     said = []
     for verdict, words in (
         ("faster", f"faster than {baseline}"),
@@ -146,7 +150,9 @@ def _conclusion(summary: Summary, comparisons: Sequence[Mapping[str, Any]]) -> s
             every = len(phases) == num > 1
             said.append(f"{words} at {'every load' if every else loads(phases)}")
         elif verdict == "slower" and len(said) > 1:
-            said.append("never slower")
+            said.append("never slower" if known == num else f"not slower at {known} of {num} loads")
+    if left_out:
+        said.append(f"not compared at {len(left_out)} of {num} loads ({loads(left_out)})")
     return "; ".join(said) + "." + _range_of_ratios(summary, comparisons)
 
 

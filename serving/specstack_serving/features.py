@@ -149,8 +149,9 @@ class FeatureReader:
             rows: of the nodes among the forward's.
         """
         kv_slots = window[:, : accepted.accept_index.shape[1]]
-        if hidden is not None and window.shape[1] == 1:  # the roots', in order
-            hidden = hidden[: len(window)]
+        if hidden is not None and window.shape[1] == 1:
+            # The roots', in order. A copy: a captured graph writes its next output over this one.
+            hidden = hidden[: len(window)].clone()
         elif hidden is not None:
             hidden = hidden[rows.gather(1, accepted.accept_index.clamp(min=0)).flatten()]
         features = self.read(hidden, kv_slots.flatten())

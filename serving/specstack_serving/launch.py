@@ -77,7 +77,7 @@ def pipeline_server(
 ) -> Iterator[str]:
     """Serve a pipeline file for the length of a block; for the commands of other packages.
 
-    Its port is a free one unless `overrides` say which.
+    It listens on this machine alone, on a free port, unless `overrides` say where.
 
     Args:
         log: where the server's own words go; None: a file that is gone after the block.
@@ -85,7 +85,8 @@ def pipeline_server(
     Raises:
         SpecError, PlanError, ModelError, ClickException: it cannot be served.
     """
-    plan = prepare(pipeline, (f"engine.port={free_port()}", *overrides))
+    own = ("engine.host=127.0.0.1", f"engine.port={free_port()}")
+    plan = prepare(pipeline, (*own, *overrides))
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         log = log or Path(folder, "server.log")
         try:

@@ -46,6 +46,13 @@ class Script:
     """How often /v1/models says 503 first."""
     owned_by: str = "sglang"
     has_metrics: bool = True
+    page_faults: dict[str, str] = field(default_factory=dict)
+    """What /metrics says instead, by the number of the question; `*` for all: http_CODE,
+    bad_page."""
+    flush_codes: tuple[int, ...] = (200,)
+    """What /flush_cache answers, the last one for good; it is SGLang's alone."""
+    key: str | None = None
+    """Without which /flush_cache answers 401."""
 
     def delays(self, number: int) -> tuple[float, float]:
         """(to the first chunk, between chunks) of a request."""
@@ -62,6 +69,11 @@ class Log:
     def requests(self) -> list[dict[str, Any]]:
         """number, body, headers, at; in the order in which they came."""
         return [line for line in self._lines if "body" in line]
+
+    @property
+    def flushes(self) -> list[dict[str, Any]]:
+        """code, method, at; of every question to empty the cache."""
+        return [line for line in self._lines if "code" in line]
 
     @property
     def chunks(self) -> dict[int, list[float]]:
@@ -117,6 +129,8 @@ class _Service:
         self.num_requests = 0
         self.num_tokens = 0
         self.num_asked_ready = 0
+        self.num_asked_metrics = 0
+        self.num_asked_flush = 0
 
     def note(self, **line: Any) -> None:
         self.log.write(json.dumps(line) + "\n")
@@ -135,6 +149,10 @@ class _Service:
                 if path == "/v1/chat/completions":
                     if not await self.chat(json.loads(body), headers, at, writer):
                         break
+                elif path == "/flush_cache" and self.script.owned_by == "sglang":
+                    code = self.flush(headers)
+                    self.note(code=code, method=first.split()[0], at=at)
+                    _respond(writer, code, "text/plain", "")
                 else:
                     code, kind, text = self.page(path)
                     _respond(writer, code, kind, text)
@@ -143,6 +161,14 @@ class _Service:
             pass
         finally:
             writer.close()
+
+    def flush(self, headers: dict[str, str]) -> int:
+        """The answer to the question to empty the cache."""
+        key, codes = self.script.key, self.script.flush_codes
+        if key is not None and headers.get("authorization") != f"Bearer {key}":
+            return 401
+        number, self.num_asked_flush = self.num_asked_flush, self.num_asked_flush + 1
+        return codes[min(number, len(codes) - 1)]
 
     def page(self, path: str) -> tuple[int, str, str]:
         """Everything but answers."""
@@ -153,6 +179,12 @@ class _Service:
             models = [{"id": MODEL, "owned_by": self.script.owned_by}]
             return 200, "application/json", json.dumps({"data": models})
         if path == "/metrics" and self.script.has_metrics:
+            faults, number = self.script.page_faults, self.num_asked_metrics
+            self.num_asked_metrics += 1
+            fault = faults.get(str(number)) or faults.get("*")
+            if fault is not None:
+                code = int(fault[5:]) if fault.startswith("http_") else 200
+                return code, "text/plain", "specstack_x nonsense"
             return (
                 200,
                 "text/plain",

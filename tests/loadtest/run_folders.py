@@ -101,6 +101,7 @@ class RawRun:
     server: dict[str, Any] = field(default_factory=dict)
     complete: bool = True
     reason: str = ""
+    cache_flushed: bool = True
 
     def write(self, raw: Path) -> None:
         """Write its files."""
@@ -115,6 +116,7 @@ class RawRun:
         outcome = {
             "complete": self.complete,
             "reason": self.reason,
+            "cache_flushed": self.cache_flushed,
             "epoch": 1.8e9,
             "url": "made up",
         }
@@ -144,7 +146,7 @@ def write_folder(
         command="specstack load compare made-up", created_at="2026-01-01T00:00:00+00:00",
         versions={"specstack": "0", "python": "3"}, commit="0123456789ab", machine="a machine",
     )  # fmt: skip
-    manifest.with_files_of(folder).write(folder)
+    manifest.as_of_now(folder).write(folder)
     return folder
 
 

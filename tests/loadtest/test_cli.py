@@ -23,7 +23,10 @@ SLOW = Script(first_s=(0.03,), gap_s=(0.015,))
 
 
 def load(capsys: Any, *words: str | Path) -> tuple[int, str, str]:
-    code = main(["load", *map(str, words)])
+    try:
+        code = main(["load", *map(str, words)])
+    except SystemExit as end:
+        code = int(end.code or 0)
     out, err = capsys.readouterr()
     return code, out, err
 

@@ -97,7 +97,10 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert Manifest.read(tmp_path) == made
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"kind": "run"}', '{"colour": "blue"}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '{"kind": "run"}', '{"colour": "blue"}', '{"sides": ["../out"], "incomplete": []}'],
+)
 def test_what_is_no_manifest_is_said_to_be_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
     with pytest.raises(FolderError, match=r"manifest\.json: not a manifest"):
@@ -108,9 +111,36 @@ def test_only_runs_that_ended_are_whole(tmp_path: Path) -> None:
     assert not is_whole(tmp_path, "tree", 0)
     path = raw_folder(tmp_path, "tree", 0) / "run.json"
     path.parent.mkdir(parents=True)
-    for text, whole in (('{"complete": true}', True), ('{"complete": false}', False), ("{", False)):
+    for text, whole in (
+        ('{"complete": true, "num_errors": {}}', True),
+        ('{"complete": true, "num_errors": {"http_500": 1}}', False),
+        ('{"complete": false, "num_errors": {}}', False),
+        ("{", False),
+    ):
         path.write_text(text)
         assert is_whole(tmp_path, "tree", 0) == whole
+
+
+def test_runs_that_ended_early_are_named_with_the_reason(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    open_folder(folder, manifest(), {"scenario.yaml": b""})
+    for repeat, text in ((0, '{"complete": false, "reason": "interrupted"}'), (1, None)):
+        raw = raw_folder(folder, "tree", repeat)
+        raw.mkdir(parents=True)
+        if text is not None:
+            (raw / "run.json").write_text(text)
+    raw_folder(folder, "plain", 0).mkdir(parents=True)
+    (raw_folder(folder, "plain", 0) / "run.json").write_text('{"complete": true}')
+    found = manifest().as_of_now(folder).incomplete
+    assert found == ("tree/0: interrupted", "tree/1: it was killed")
+
+
+def test_a_folder_that_is_gone_on_with_keeps_what_is_known(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    first = manifest(created_at="2026-01-01T00:00:00+00:00", files={"raw/x": "0"})
+    open_folder(folder, first, {})
+    again = open_folder(folder, manifest(repeats=3), {})
+    assert (again.created_at, again.files, again.repeats) == (first.created_at, first.files, 3)
 
 
 def test_files_are_hashed_where_they_lie(tmp_path: Path) -> None:
@@ -118,6 +148,6 @@ def test_files_are_hashed_where_they_lie(tmp_path: Path) -> None:
     raw = raw_folder(tmp_path / "run", "plain", 0)
     raw.mkdir(parents=True)
     (raw / "requests.jsonl").write_text("")
-    found = manifest().with_files_of(tmp_path / "run").files
+    found = manifest().as_of_now(tmp_path / "run").files
     assert list(found) == ["inputs/a.jsonl", "raw/plain/0/requests.jsonl", "scenario.yaml"]
     assert all(len(json.loads(json.dumps(one))) == 64 for one in found.values())

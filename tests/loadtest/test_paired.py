@@ -143,7 +143,89 @@ def test_repeats_that_contradict_each_other_are_said(tmp_path: Path) -> None:
     assert found["verdict"] == "faster"
     (problem,) = [p for p in summary["problems"] if p["kind"] == "repeats"]
     assert not problem["fatal"]
-    assert "not each of them (1.996, 0.950 times)" in problem["text"]
+    assert "not each of them (2.000, 0.950 times)" in problem["text"]
+
+
+def open_loop_of_repeats(folder: Path, *less_s: float) -> dict[str, Any]:
+    """The summary of a side that answers so much sooner than plain decoding in each repeat."""
+    runs = {
+        (side, repeat): RawRun(
+            tuple(answer(10.0 + k, index=k, ttft_s=0.5 - factor * less) for k in range(20))
+        )
+        for side, factor in (("plain", 0), ("fast", 1))
+        for repeat, less in enumerate(less_s)
+    }
+    return summarise(write_folder(folder / "f", open_loop(), runs))
+
+
+@pytest.mark.parametrize(
+    ("less_s", "verdict", "each"),
+    [
+        ((0.2, -0.05), "faster", "-200 ms, +50.0 ms end to end"),
+        ((0.05, -0.2), "slower", "-50.0 ms, +200 ms end to end"),
+    ],
+)
+def test_repeats_of_an_open_loop_that_contradict_its_verdict_are_said(
+    tmp_path: Path, less_s: tuple[float, ...], verdict: str, each: str
+) -> None:
+    summary = open_loop_of_repeats(tmp_path, *less_s)
+    (found,) = summary["comparisons"]
+    assert (found["verdict"], found["by"]) == (verdict, "e2e_ms")
+    differences = found["paired"]["e2e_ms"]["difference_of_repeats"]
+    assert differences == pytest.approx([-1000 * less for less in less_s])
+    (problem,) = [p for p in summary["problems"] if p["kind"] == "repeats"]
+    assert not problem["fatal"]
+    assert problem["text"] == (
+        f"fast, 1 requests/s: all repeats together are {verdict} than plain, but not each of them"
+        f" ({each}): more repeats, or longer ones, would tell."
+    )
+
+
+@pytest.mark.parametrize("less_s", [(0.2, 0.05), (-0.05, -0.2), (0.2, 0.0), (0.0, 0.0), (0.2,)])
+def test_repeats_that_agree_are_no_problem(tmp_path: Path, less_s: tuple[float, ...]) -> None:
+    """Control."""
+    summary = open_loop_of_repeats(tmp_path, *less_s)
+    assert summary["comparisons"][0]["verdict"] != "unknown"
+    assert not [p for p in summary["problems"] if p["kind"] == "repeats"]
+
+
+def test_differences_of_repeats_are_of_the_same_requests_of_the_same_repeat(tmp_path: Path) -> None:
+    """Requests that one side alone answered do not count, nor do repeats that one alone has."""
+
+    def run(first: int, ttft_s: float) -> RawRun:
+        return RawRun(
+            tuple(
+                answer(10.0 + k, index=k, ttft_s=ttft_s + (9.0 if k >= 10 else 0.0))
+                for k in range(first, first + 10)
+            )
+        )
+
+    runs = {
+        ("plain", 0): run(0, 0.2), ("plain", 1): run(0, 0.4), ("plain", 2): run(0, 0.2),
+        ("fast", 0): run(5, 0.1), ("fast", 1): run(0, 0.1), ("fast", 2): run(10, 0.1),
+        ("fast", 3): run(0, 0.1),
+    }  # fmt: skip
+    summary = summarise(write_folder(tmp_path / "f", open_loop(), runs))
+    paired = summary["comparisons"][0]["paired"]
+    for name in ("ttft_ms", "e2e_ms"):
+        assert paired[name]["difference_of_repeats"] == pytest.approx([-100, -300])
+
+
+@pytest.mark.parametrize("scenario", [closed(), open_loop()])
+def test_sides_with_no_repeat_in_common_are_judged_all_the_same(
+    tmp_path: Path, scenario: str
+) -> None:
+    runs = {
+        ("plain", 0): RawRun(tuple(answer(10.0 + 0.5 * k, index=k) for k in range(60))),
+        ("fast", 1): RawRun(
+            tuple(answer(10.0 + 0.25 * k, index=k, ttft_s=0.05) for k in range(120))
+        ),
+    }
+    summary = summarise(write_folder(tmp_path / "f", scenario, runs))
+    (found,) = summary["comparisons"]
+    assert found["verdict"] == "faster"
+    assert found["ratio_of_repeats"] == found["paired"]["e2e_ms"]["difference_of_repeats"] == []
+    assert not [p for p in summary["problems"] if p["kind"] == "repeats"]
 
 
 def verdict_of(speed: Speed, plain: Speed, seed: int) -> str:

@@ -68,6 +68,78 @@ def test_the_verdict_comes_first_and_in_words(made: Path) -> None:
     assert "goodput gives most tokens/s; too-deep loses." in text
 
 
+def concluded(*judged: str | None) -> str:
+    """What is said of a side with these verdicts at 1, 2, 4, ... users; None: not compared."""
+    names = [f"{2**k} user{'s' if k else ''}" for k in range(len(judged))]
+    ratio = {"value": 1.5, "low": 1.2, "high": 1.8}
+    summary = {
+        "sides": ["plain", "fast"],
+        "baseline": "plain",
+        "phases": [
+            {"number": k, "name": name, "users": 2**k, "rate": None} for k, name in enumerate(names)
+        ],
+        "comparisons": [
+            {"side": "fast", "phase": k, "verdict": verdict, "by": "tokens_per_s",
+             "tokens_per_s_ratio": ratio}
+            for k, verdict in enumerate(judged) if verdict is not None
+        ],
+    }  # fmt: skip
+    ((side, said),) = words.conclusions(summary)
+    assert side == "fast"
+    return said.split(". ")[0].removesuffix(".")
+
+
+@pytest.mark.parametrize(
+    ("judged", "said"),
+    [
+        (["faster", "faster", None], "faster than plain at 1 and 2 users; not compared at 1 of 3"
+         " loads (4 users)"),
+        ([None, "faster", None], "faster than plain at 2 users; not compared at 2 of 3 loads"
+         " (1 and 4 users)"),
+        (["faster", "same", "unknown"], "faster than plain at 1 user; the same within noise at"
+         " 2 users; not slower at 2 of 3 loads; measured too briefly to say at 4 users"),
+        (["faster", "same", None], "faster than plain at 1 user; the same within noise at 2 users;"
+         " not slower at 2 of 3 loads; not compared at 1 of 3 loads (4 users)"),
+        (["same", "same", "unknown"], "the same within noise at 1 and 2 users; measured too briefly"
+         " to say at 4 users"),
+        (["slower", "slower", None], "slower at 1 and 2 users; not compared at 1 of 3 loads"
+         " (4 users)"),
+    ],
+)  # fmt: skip
+def test_loads_that_were_not_compared_or_are_unknown_are_said(
+    judged: list[str | None], said: str
+) -> None:
+    assert concluded(*judged) == said
+
+
+@pytest.mark.parametrize(
+    ("judged", "said"),
+    [
+        (["faster", "faster", "faster"], "faster than plain at every load"),
+        (["unknown", "unknown"], "measured too briefly to say at every load"),
+        (["faster", "same"], "faster than plain at 1 user; the same within noise at 2 users; never"
+         " slower"),
+        (["faster", "slower"], "faster than plain at 1 user; slower at 2 users"),
+        (["faster"], "faster than plain at 1 user"),
+    ],
+)  # fmt: skip
+def test_of_every_load_is_spoken_where_all_are_known(judged: list[str], said: str) -> None:
+    """Control."""
+    assert concluded(*judged) == said
+
+
+def test_an_interrupted_comparison_says_how_far_it_came(tmp_path: Path) -> None:
+    runs = {
+        (side, 0): replace(simulated(speed, (1, 2), 30, 5, seed=1), complete=False)
+        for side, speed in {"plain": Speed(), "goodput": Speed(budget=3)}.items()
+    }
+    scenario = closed(users=(1, 2, 4, 8, 16), seconds=30, warmup=5)
+    (concluded,) = words.conclusions(summarise(write_folder(tmp_path / "f", scenario, runs)))
+    assert concluded[1].startswith(
+        "faster than plain at 1 and 2 users; not compared at 3 of 5 loads (4, 8 and 16 users)."
+    )
+
+
 def test_the_page_needs_nothing_else(made: Path) -> None:
     """No address of anything is in it, but in the texts and namespaces of the plotting library."""
     page_text = (made / "report.html").read_text()
@@ -134,6 +206,22 @@ def test_a_single_side_without_baseline_has_a_page(tmp_path: Path) -> None:
     assert "No baseline was measured" in text
     assert "Not checked: there is no baseline." in text
     assert "times" not in text.split("Latency")[0].split("Throughput")[1]
+
+
+def test_paired_differences_are_shown_of_each_repeat(tmp_path: Path) -> None:
+    """30 ms sooner in one repeat, 10 ms in the other; nothing of the kind for the baseline."""
+    runs = {
+        (side, repeat): RawRun(
+            tuple(answer(10.0 + k, index=k, ttft_s=0.1 - less_s) for k in range(20))
+        )
+        for side, both in {"plain": (0.0, 0.0), "fast": (0.03, 0.01)}.items()
+        for repeat, less_s in enumerate(both)
+    }
+    folder = write_folder(tmp_path / "f", open_loop(), runs)
+    write_summary(folder)
+    write_report(folder)
+    assert text_of(folder).count("-30.0 ms, -10.0 ms") == 2  # to the first chunk, and to the end
+    assert verify(folder) == []
 
 
 def test_a_folder_with_nothing_to_show_has_a_page(tmp_path: Path) -> None:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from fake_server import MODEL, Log, Script, running_server
+from fake_server import MODEL, FakeServer, Log, Script, running_server
 from small_scenarios import most_in_flight, records_of, write_scenario
 
 from specstack_loadtest.arrivals import arrivals_of, phases_of
+from specstack_loadtest.locust_process import child_environment
 from specstack_loadtest.progress import Snapshot
 from specstack_loadtest.records import RequestRecord
 from specstack_loadtest.runner import (
@@ -22,6 +30,7 @@ from specstack_loadtest.runner import (
     RemoteRefused,
     RunOutcome,
     ServerUnusable,
+    ended_by_signals,
     run_once,
 )
 from specstack_loadtest.scenario_file import load_scenario
@@ -241,6 +250,34 @@ def test_an_interruption_keeps_what_there_is(tmp_path: Path, after_s: float) -> 
         assert all(record.chunk_s for record in records if record.error is None)
 
 
+def test_each_run_finds_an_empty_cache(tmp_path: Path) -> None:
+    """Both sides of a comparison can be one server."""
+    scenario = write_scenario(tmp_path, {"kind": "closed", "users": 2}, {"requests": 4})
+    with running_server(Script(flush_codes=(400, 200)), tmp_path / "server") as server:
+        outcomes = [
+            run_once(scenario, server.url, tmp_path / f"run{side}", opt_out=side == 1)
+            for side in (0, 1)
+        ]
+        log = server.log
+    assert [outcome.cache_flushed for outcome in outcomes] == [True, True]
+    assert json.loads((tmp_path / "run1" / "run.json").read_text())["cache_flushed"] is True
+    came = [one["at"] for one in log.requests]
+    emptied = [one["at"] for one in log.flushes if one["code"] == 200]
+    assert len(came) == 8
+    assert emptied[0] < came[0]
+    assert came[3] < emptied[1] < came[4]
+    assert len(emptied) == 2
+
+
+def test_a_cache_that_stays_is_told(tmp_path: Path) -> None:
+    scenario = write_scenario(tmp_path, {"kind": "closed", "users": 2}, {"requests": 4})
+    for name, script in (("a", Script(owned_by="vllm")), ("b", Script(flush_codes=(403,)))):
+        outcome, log = run(scenario, script, tmp_path / name)
+        assert outcome.complete
+        assert not outcome.cache_flushed
+        assert len(log.flushes) == (1 if name == "b" else 0)
+
+
 def test_errors_are_counted_and_the_load_goes_on(tmp_path: Path) -> None:
     scenario = write_scenario(tmp_path, {"kind": "poisson", "rate": 10.0}, {"seconds": 3})
     faults = {"1": "http_503", "4": "server_error", "9": "hang"}
@@ -309,3 +346,149 @@ def test_what_locust_says_is_told_when_it_cannot_begin(
         pytest.raises(LoadFailed, match=r"Could not find .*none\.py"),
     ):
         run_once(scenario, server.url, tmp_path / "run")
+
+
+PARENT = """
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from specstack_loadtest import locust_process
+from specstack_loadtest.runner import ended_by_signals, run_once
+
+scenario, url, folder, locustfile, num_workers, minds = sys.argv[1:]
+if locustfile:
+    locust_process.LOCUSTFILE = Path(locustfile)
+with ended_by_signals() if minds else nullcontext():
+    outcome = run_once(Path(scenario), url, Path(folder), num_workers=int(num_workers))
+print(outcome.reason)
+"""
+OUTLIVES = """
+from specstack_loadtest import locust_process
+
+locust_process.die_with_parent = lambda: None
+from specstack_loadtest.locustfile import *
+"""
+
+
+@contextmanager
+def sending(
+    folder: Path,
+    server: FakeServer,
+    *,
+    num_workers: int = 1,
+    outlives: bool = False,
+    minds: bool = False,
+) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs a load for a minute, which is under way; nothing of it is left behind.
+
+    Args:
+        outlives: its Locust does not care what becomes of it.
+        minds: it ends by signals.
+    """  # fmt: skip
+    scenario = write_scenario(folder, {"kind": "closed", "users": 4}, {"seconds": 60})
+    (folder / "outlives.py").write_text(OUTLIVES)
+    arguments = (
+        str(scenario), server.url, str(folder / "run"),
+        str(folder / "outlives.py") if outlives else "", str(num_workers), "yes" if minds else "",
+    )  # fmt: skip
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, *arguments],
+        env=child_environment(), stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        locust: list[str] = []
+        try:
+            deadline = time.monotonic() + 60
+            while len(server.log.requests) < 20:
+                assert process.poll() is None
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            locust = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            assert len(locust) == 1
+            yield process
+        finally:
+            process.kill()
+            for pid in locust:
+                with suppress(ProcessLookupError):
+                    os.killpg(int(pid), signal.SIGKILL)
+
+
+def num_sent_later(server: FakeServer) -> int:
+    """How many requests come in a while that begins soon."""
+    time.sleep(1.0)
+    before = len(server.log.requests)
+    time.sleep(1.5)
+    return len(server.log.requests) - before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends children with their parent")
+@pytest.mark.parametrize("outlives", [False, True])
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_nothing_is_sent_when_the_parent_is_gone(
+    tmp_path: Path, num_workers: int, outlives: bool
+) -> None:
+    with (
+        running_server(Script(), tmp_path / "server") as server,
+        sending(tmp_path, server, num_workers=num_workers, outlives=outlives) as parent,
+    ):
+        parent.kill()
+        parent.wait()
+        assert (num_sent_later(server) > 0) is outlives
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("minds", [True, False])
+def test_a_signal_ends_a_run_that_keeps_what_it_has(
+    tmp_path: Path, number: signal.Signals, minds: bool
+) -> None:
+    with (
+        running_server(Script(), tmp_path / "server") as server,
+        sending(tmp_path, server, minds=minds) as parent,
+    ):
+        parent.send_signal(number)
+        said, _ = parent.communicate(timeout=20)
+        assert num_sent_later(server) == 0
+        num_sent = len(server.log.requests)
+    if minds:
+        assert (parent.returncode, said) == (0, "interrupted\n")
+        assert len(records_of(tmp_path / "run")) == num_sent
+    else:
+        assert (parent.returncode, said) == (-number, "")
+        assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_a_signal_that_comes_twice_is_one_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)]
+    with ended_by_signals():
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGTERM)  # what is cleaned up then is not disturbed
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)] == before
+    monkeypatch.setattr("specstack_loadtest.locust_process.SAME_WISH_S", 0.0)
+    with ended_by_signals():
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGTERM)
+
+
+def test_signals_that_are_ignored_stay_so() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ended_by_signals():
+            signal.raise_signal(signal.SIGHUP)
+            assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_signals_are_left_alone_outside_of_the_main_thread() -> None:
+    found: list[object] = []
+
+    def enter() -> None:
+        with ended_by_signals():
+            found.append(signal.getsignal(signal.SIGTERM))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+    assert found == [signal.getsignal(signal.SIGTERM)]

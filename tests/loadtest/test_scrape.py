@@ -66,6 +66,44 @@ def test_a_server_without_metrics_leaves_an_empty_file(tmp_path: Path) -> None:
     assert path.read_text() == ""
 
 
+def kept_lines(
+    folder: Path, faults: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, bool]:
+    """How many lines there are after twelve questions, and whether more would be asked."""
+    monkeypatch.setattr("specstack_loadtest.scrape.INTERVAL_S", 0.1)
+    path = folder / "metrics.jsonl"
+    with running_server(Script(page_faults=faults), folder / "server") as server:
+        path.touch()
+        scraper = Scraper(server.url, path, Clock(time.time()))
+        scraper.start()
+        deadline = time.monotonic() + 10.0
+        while scraper.is_alive() and path.read_text().count("\n") < 12 - len(faults):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        goes_on = scraper.is_alive()
+        scraper.close()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert all(line["values"] == {} for line in lines[1:]), "nothing was asked of the server"
+    return len(lines), goes_on
+
+
+@pytest.mark.parametrize("fault", ["http_500", "http_503", "bad_page"])
+def test_pages_that_fail_leave_a_gap(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    few = dict.fromkeys("2346789", fault)  # never five, one after the other
+    num_lines, goes_on = kept_lines(tmp_path / "few", few, monkeypatch)
+    assert goes_on
+    assert num_lines >= 5
+    assert kept_lines(tmp_path / "many", dict.fromkeys("23456", fault), monkeypatch) == (2, False)
+
+
+def test_a_server_whose_metrics_are_gone_is_asked_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert kept_lines(tmp_path, {"2": "http_404"}, monkeypatch) == (2, False)
+
+
 def test_facts_are_what_answers(tmp_path: Path) -> None:
     with running_server(Script(), tmp_path / "a") as server:
         facts = server_facts(server.url + "/v1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from specstack_loadtest.server import (
     ServerUnusable,
     base_url,
     check_address,
+    flush_cache,
     identify,
 )
 
@@ -82,3 +84,47 @@ def test_nobody_there_is_said() -> None:
         url = f"http://127.0.0.1:{held.getsockname()[1]}"
         with pytest.raises(ServerUnusable, match=f"no server answers at {url}"):
             identify(url)
+
+
+@pytest.mark.parametrize(
+    ("codes", "flushed"), [((200,), True), ((400, 400, 200), True), ((400,), False)]
+)
+def test_a_cache_that_is_in_use_is_emptied_when_it_is_free(
+    tmp_path: Path, codes: tuple[int, ...], flushed: bool
+) -> None:
+    with running_server(Script(flush_codes=codes), tmp_path) as server:
+        began = time.monotonic()
+        assert flush_cache(server.url + "/v1", "sglang", patience_s=1.2) is flushed
+        assert time.monotonic() - began < 5.0, "not for ever"
+        asked = server.log.flushes
+    assert {one["method"] for one in asked} == {"POST"}
+    assert [one["code"] for one in asked][: len(codes)] == list(codes)
+    assert len(asked) == len(codes) if flushed else len(asked) > 1
+
+
+@pytest.mark.parametrize("code", [403, 404, 500])
+def test_a_server_that_does_not_empty_its_cache_is_not_asked_again(
+    tmp_path: Path, code: int
+) -> None:
+    with running_server(Script(flush_codes=(code, 200)), tmp_path) as server:
+        assert not flush_cache(server.url, "sglang")
+        assert len(server.log.flushes) == 1
+        gone = server.url
+    assert not flush_cache(gone, "sglang")
+
+
+def test_a_cache_is_emptied_with_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running_server(Script(key="mine"), tmp_path) as server:
+        for key, flushed in (("mine", True), ("another", False)):
+            monkeypatch.setenv("OPENAI_API_KEY", key)
+            assert flush_cache(server.url, "sglang") is flushed
+        monkeypatch.delenv("OPENAI_API_KEY")
+        assert not flush_cache(server.url, "sglang")
+        assert [one["code"] for one in server.log.flushes] == [200, 401, 401]
+
+
+def test_only_sglang_is_asked_to_empty_its_cache(tmp_path: Path) -> None:
+    with running_server(Script(), tmp_path) as server:
+        for dialect in ("vllm", "llamacpp", "other"):
+            assert not flush_cache(server.url, dialect)
+        assert server.log.flushes == []

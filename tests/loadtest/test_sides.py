@@ -19,7 +19,7 @@ from specstack_loadtest.sides import pipeline_sides, url_side
 def pipelines(tmp_path: Path) -> tuple[str, str]:
     paths = tmp_path / "tree.yaml", tmp_path / "chain.yaml"
     for path in paths:
-        path.write_text("version: 1\n")
+        path.write_text("version: 1\ntarget: some/model\ndrafter: ngram\ntree: chain\n")
     return str(paths[0]), str(paths[1])
 
 
@@ -33,12 +33,12 @@ def test_plain_decoding_has_the_first_pipelines_target(
         return nullcontext("http://127.0.0.1:1")
 
     monkeypatch.setattr(sides, "load", lambda *_, **__: serve)
-    made = pipeline_sides(pipelines, ("engine.context_length=512",), plain=True)
+    own = ("engine.context_length=512",)
+    made = pipeline_sides(pipelines, own, plain=True)
     assert [side.name for side in made] == ["plain", "tree", "chain"]
     for side in made:
         with side.start(tmp_path / "log") as url:
             assert url == "http://127.0.0.1:1"
-    own = ("engine.context_length=512",)
     assert started == [
         ("tree.yaml", (*own, *PLAIN_OVERRIDES)),
         ("tree.yaml", own),
@@ -56,7 +56,8 @@ def test_a_pipeline_can_be_named(pipelines: tuple[str, str]) -> None:
     ("given", "words"),
     [
         (("{0}", "{0}"), "two pipelines are called 'tree'"),
-        (("plain={0}",), "'plain' cannot name a side"),
+        (("plain={0}",), "'plain' is the baseline's name"),
+        ((".a={0}",), "'.a' cannot name a side"),
         (("a/b={0}",), "'a/b' cannot name a side"),
         (("nowhere.yaml",), "no such file"),
     ],
@@ -72,3 +73,25 @@ def test_every_repeat_begins_with_another_side() -> None:
     a, b, c = (url_side(name, "http://127.0.0.1:1") for name in "abc")
     order = ["".join(side.name for r, side in turns((a, b, c), 4) if r == n) for n in range(4)]
     assert order == ["abc", "bca", "cab", "abc"]
+
+
+def test_what_a_pipeline_says_is_known_by_its_hash(pipelines: tuple[str, str]) -> None:
+    """A folder is not gone on with after a pipeline has changed."""
+
+    def digest(*overrides: str) -> str:
+        (side,) = pipeline_sides(pipelines[:1], overrides, plain=False)
+        return str(side.facts["pipeline_sha256"])
+
+    before = digest()
+    assert digest("tree.depth=2") != before
+    path = Path(pipelines[0])
+    path.write_text(path.read_text() + "# the same\n")
+    assert digest() == before
+    path.write_text(path.read_text().replace("tree: chain", "tree: best_first"))
+    assert digest() != before
+
+
+def test_a_side_that_runs_already_names_no_folder_elsewhere() -> None:
+    for name in ("/tmp/x", "..", "org/model", ""):
+        with pytest.raises(click.ClickException, match="cannot name a side"):
+            url_side(name, "http://127.0.0.1:1")

@@ -101,9 +101,27 @@ def test_a_phase_of_requests_is_measured_from_the_first_that_counts(tmp_path: Pa
     assert result["requests"]["measured"] == 6
     assert result["parts"][0]["start_s"] == 2
     assert result["parts"][0]["end_s"] == pytest.approx(7.25)
-    assert result["tokens_per_s"]["value"] == pytest.approx(
-        23 / 5.25, rel=1e-5
-    )  # the last is on the edge
+    assert result["tokens_per_s"]["value"] == pytest.approx(24 / 5.25, rel=1e-5)
+    assert result["answers_per_s"]["value"] == pytest.approx(6 / 5.25, rel=1e-5)
+
+
+def test_what_came_before_a_phase_of_requests_counts_does_not(tmp_path: Path) -> None:
+    """Control: each request is due when the one before it ends, the last one of warm-up, too."""
+    records = tuple(answer(0.25 * k, index=k, warmup=k < 2) for k in range(8))
+    scenario = closed(users=(1,)).replace("stop: {seconds: 40}", "stop: {requests: 8}")
+    scenario = scenario.replace("warmup: {seconds: 10}", "warmup: {requests: 2}")
+    result = one_result(tmp_path, RawRun(records), scenario=scenario)
+    assert result["measured_s"] == 1.5
+    assert result["tokens_per_s"]["value"] == 24 / 1.5
+    assert result["answers_per_s"]["value"] == 6 / 1.5
+
+
+def test_what_comes_after_a_phase_of_seconds_does_not_count(tmp_path: Path) -> None:
+    """Control: the last answer ends beyond it."""
+    records = (answer(20.0, index=0), answer(39.9, index=1, ttft_s=0.05, gap_s=0.04))
+    result = one_result(tmp_path, RawRun(records))
+    assert result["tokens_per_s"]["value"] == pytest.approx((4 + 2) / 30, rel=1e-5)
+    assert result["answers_per_s"]["value"] == pytest.approx(1 / 30, rel=1e-5)
 
 
 def test_errors_are_counted_and_have_no_latency(tmp_path: Path) -> None:
@@ -158,6 +176,16 @@ def test_a_missing_baseline_is_said(tmp_path: Path) -> None:
     assert [(p["kind"], p["fatal"]) for p in summary["problems"]] == [("baseline", False)]
 
 
+@pytest.mark.parametrize("flushed", [True, False])
+def test_prompts_that_another_side_left_in_the_cache_are_said(
+    tmp_path: Path, flushed: bool
+) -> None:
+    run = RawRun((answer(10.0),), cache_flushed=flushed)
+    folder = write_folder(tmp_path / "f", closed(), {("plain", 0): run, ("a", 0): run})
+    found = [p["fatal"] for p in summarise(folder)["problems"] if p["kind"] == "cache"]
+    assert found == ([] if flushed else [False])
+
+
 def test_a_run_that_ended_early_counts_until_then(tmp_path: Path) -> None:
     """Dead at 25 s: half of the measured part."""
     records = tuple(answer(10.0 + 0.25 * k, index=k) for k in range(60))
@@ -167,7 +195,7 @@ def test_a_run_that_ended_early_counts_until_then(tmp_path: Path) -> None:
     (result,) = summary["results"]  # the second phase was not begun
     assert result["parts"][0]["cut"]
     assert result["measured_s"] == pytest.approx(15, abs=0.1)
-    assert result["tokens_per_s"]["value"] == pytest.approx(16, rel=0.01)
+    assert result["tokens_per_s"]["value"] == pytest.approx(60 * 4 / 15, rel=1e-5)
     assert summary["problems"][0]["text"] == (
         "a, repeat 1: the run ended early (the server is gone), after 25 s. What was measured until"
         " then counts; phases after it do not."

@@ -146,3 +146,21 @@ def test_a_round_hands_over_the_accepted_paths() -> None:
     assert found.next_tokens[real].tolist() == [51, 52, 61]
     assert found.positions[real].tolist() == [5, 6, 7]
     assert found.kv_slots[real].tolist() == [10, 11, 13]
+
+
+def test_features_of_plain_rounds_outlive_the_engines_buffer() -> None:
+    """They may wait for many rounds; a captured graph writes each one's output to one place."""
+    before = draft_batch(batch([([1], 0, 1), ([1], 0, 1)]), [4, 2], torch.tensor([50, 60]),
+                         torch.tensor([5, 7]), 8)  # fmt: skip
+    accepted = AcceptResult(
+        accept_index=torch.tensor([[0], [0]]),
+        accept_lens=torch.tensor([1, 1]),
+        emitted=torch.tensor([[51], [61]]),
+    )
+    buffer = torch.arange(4.0)[:, None].repeat(1, HIDDEN)  # two rows are a graph's padding
+    reader = reader_of(FeatureNeeds((1,), ()), runner(Model()))
+    found = reader.verified(
+        before, torch.tensor([[10], [13]]), buffer, torch.tensor([[0], [1]]), accepted
+    )
+    buffer.fill_(-1.0)
+    assert found.features.hidden[:, 0, 0].tolist() == [0.0, 1.0]
