@@ -117,16 +117,15 @@ def run(
     if name == PLAIN:
         raise click.ClickException(f"--name {PLAIN}: that is the baseline's")
     try:
-        check_address(url, allow_remote)
-        identify(url)  # which waits for a server that still starts
         sides = [url_side(name, url)]
-        if baseline == "auto":
-            if "specstack" in server_facts(url):
-                sides.insert(0, url_side(PLAIN, url, opt_out=True))
-        elif baseline != "none":
+        if baseline not in ("auto", "none"):
             baseline = baseline.rstrip("/").removesuffix("/v1")
-            check_address(baseline, allow_remote)
             sides.insert(0, url_side(PLAIN, baseline))
+        for side in sides:
+            check_address(side.facts["url"], allow_remote)
+        identify(url)  # which waits for a server that still starts
+        if baseline == "auto" and "specstack" in server_facts(url):
+            sides.insert(0, url_side(PLAIN, url, opt_out=True))
     except (RemoteRefused, ServerUnusable) as error:
         raise click.ClickException(str(error)) from None
     _go("run", asked, scenario, tuple(sides), repeats, workers, out, allow_remote, form)
