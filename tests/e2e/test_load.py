@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,11 +17,16 @@ from specstack_loadtest.records import RequestRecord, read_records
 
 SPEC = str(SPECS / "quickstart.yaml")
 BUDGET = "budget={kind: fixed, draft_budget: 7}"
+ONE_CORE = {"OMP_NUM_THREADS": "1"}
+"""Of the server's: the client needs one, too."""
 
 
 def load(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "specstack", "load", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=900,
+        env={**os.environ, **ONE_CORE},
+    )  # fmt: skip
 
 
 def records_of(folder: Path, side: str) -> list[RequestRecord]:
@@ -29,7 +35,7 @@ def records_of(folder: Path, side: str) -> list[RequestRecord]:
 
 @pytest.fixture(scope="module")
 def url(serve: Serve) -> Iterator[str]:
-    with serve("quickstart.yaml", BUDGET) as address:
+    with serve("quickstart.yaml", BUDGET, env=ONE_CORE) as address:
         yield address
 
 

@@ -148,3 +148,11 @@ def test_nothing_sampled_is_said() -> None:
     found = verdict([], [])
     assert not found.saturated
     assert "no samples" in found.sentence
+
+
+def test_a_hiccup_of_a_short_run_is_no_saturation() -> None:
+    samples = [
+        {"t_s": float(n), "worker": 0, "lag_s": 0.3 * (n < 2), "cpu": 0.2} for n in range(20)
+    ]
+    assert not verdict(samples, []).saturated
+    assert verdict([*samples, samples[0]], []).saturated, "three are no accident"
