@@ -12,7 +12,6 @@ from functools import cache
 from typing import Any
 
 from specstack.budget.controller import BudgetController, Report
-from specstack.budget.cost_table import CostTable
 from specstack.metrics.definitions import METRICS, context_bucket
 from specstack.metrics.record import RoundRecord
 from specstack.plan import MetricsPlan
@@ -42,7 +41,6 @@ class RoundExporter:
         self._per_position = metrics.per_position
         self._families = _families(metrics.prefix, tuple(self._labels)) if enabled else {}
         self._cost_labels: dict[str, str] | None = None
-        self._costs_told: tuple[CostTable | None, str] | None = None
         self._plan_labels: dict[str, str] | None = None
         for metric in METRICS if enabled else ():
             if not metric.labels:
@@ -160,14 +158,13 @@ class RoundExporter:
         self._add("fallbacks", report.num_fallbacks)
 
     def _costs(self, controller: BudgetController) -> None:
-        costs = controller.costs
-        if (costs.table, costs.source) != self._costs_told:  # a key's digest takes its time
-            self._costs_told = costs.table, costs.source
+        table = controller.costs.table
+        labels = {"key": table.key.digest if table else "", "source": controller.costs.source}
+        if labels != self._cost_labels:
             if self._cost_labels is not None:
                 self._family("cost_table_info", **self._cost_labels).set(0)
-            key = costs.table.key.digest if costs.table else ""
-            self._cost_labels = {"key": key, "source": costs.source}
-            self._family("cost_table_info", **self._cost_labels).set(1)
+            self._family("cost_table_info", **labels).set(1)
+            self._cost_labels = labels
         self._family("cost_table_drift").set(controller.costs.drift)
 
     def _family(self, name: str, **extra: str) -> Any:

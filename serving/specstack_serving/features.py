@@ -149,12 +149,8 @@ class FeatureReader:
             rows: of the nodes among the forward's.
         """
         kv_slots = window[:, : accepted.accept_index.shape[1]]
-        if hidden is not None and window.shape[1] == 1:
-            # The roots', in order. A copy: a captured graph writes its next output over this one.
-            hidden = hidden[: len(window)].clone()
-        elif hidden is not None:
-            hidden = hidden[rows.gather(1, accepted.accept_index.clamp(min=0)).flatten()]
-        features = self.read(hidden, kv_slots.flatten())
+        path_rows = rows.gather(1, accepted.accept_index.clamp(min=0)).flatten()
+        features = self.read(None if hidden is None else hidden[path_rows], kv_slots.flatten())
         return CommittedTokens.of_paths(batch, accepted, kv_slots, features)
 
 
@@ -167,10 +163,9 @@ def draft_batch(
 ) -> DraftBatch:
     """The requests of a batch as a drafter sees them; `max_seq_len` is known to the host."""
     rows = batch.req_pool_indices.to(torch.int64)
-    table = batch.req_to_token_pool.req_to_token[:, :max_seq_len]
     return DraftBatch(
         slots=tuple(slots),
         bonus_tokens=bonus_tokens.to(torch.int64),
         seq_lens=seq_lens.to(torch.int64),
-        kv_slots=table.index_select(0, rows).to(torch.int64),
+        kv_slots=batch.req_to_token_pool.req_to_token[rows, :max_seq_len].to(torch.int64),
     )
