@@ -139,11 +139,6 @@ class Cell:
             "share": part.as_data(),
         }
 
-    def errors(self) -> dict[str, int]:
-        """Failed requests by kind."""
-        kinds = Counter(record.error for record in self.records if record.error is not None)
-        return dict(sorted(kinds.items()))
-
     def finish_reasons(self) -> dict[str, int]:
         """Why whole answers ended."""
         found = Counter(record.finish_reason or "unknown" for _, record in self.answered())

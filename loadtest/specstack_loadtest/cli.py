@@ -18,19 +18,14 @@ import click
 
 from specstack_loadtest.compare import Comparison
 from specstack_loadtest.folder import FolderError, Manifest, digest, freeze
+from specstack_loadtest.locust_process import ended_by_signals
 from specstack_loadtest.progress import live_display
 from specstack_loadtest.report import write_report
-from specstack_loadtest.runner import (
-    LoadFailed,
-    RemoteRefused,
-    ServerUnusable,
-    check_address,
-    ended_by_signals,
-    identify,
-    server_facts,
-)
+from specstack_loadtest.runner import LoadFailed
 from specstack_loadtest.scenario import Scenario
 from specstack_loadtest.scenario_file import load_scenario, shipped_scenarios
+from specstack_loadtest.scrape import server_facts
+from specstack_loadtest.server import RemoteRefused, ServerUnusable, check_address, identify
 from specstack_loadtest.sides import PLAIN, Side, pipeline_sides, url_side
 from specstack_loadtest.summary import write_summary
 from specstack_loadtest.table import print_summary
@@ -88,6 +83,7 @@ def load_test() -> None:
     help="What it is compared with: a server of the same model without speculation. auto: a"
     " specstack server itself, asked not to speculate; other servers have none.",
 )  # fmt: skip
+@click.option("--model", help="Which one, of a server with several. Default: the only one.")
 @_repeats
 @_workers
 @_out
@@ -98,6 +94,7 @@ def run(
     url: str,
     name: str,
     baseline: str,
+    model: str | None,
     repeats: int,
     workers: int,
     out: Path | None,
@@ -117,15 +114,15 @@ def run(
     if name == PLAIN:
         raise click.ClickException(f"--name {PLAIN}: that is the baseline's")
     try:
-        sides = [url_side(name, url)]
+        sides = [url_side(name, url, model=model)]
         if baseline not in ("auto", "none"):
             baseline = baseline.rstrip("/").removesuffix("/v1")
-            sides.insert(0, url_side(PLAIN, baseline))
+            sides.insert(0, url_side(PLAIN, baseline, model=model))
         for side in sides:
             check_address(side.facts["url"], allow_remote)
-        identify(url)  # which waits for a server that still starts
+        identify(url, model)  # which waits for a server that still starts
         if baseline == "auto" and "specstack" in server_facts(url):
-            sides.insert(0, url_side(PLAIN, url, opt_out=True))
+            sides.insert(0, url_side(PLAIN, url, model=model, opt_out=True))
     except (RemoteRefused, ServerUnusable) as error:
         raise click.ClickException(str(error)) from None
     _go("run", asked, scenario, tuple(sides), repeats, workers, out, allow_remote, form)
@@ -189,9 +186,12 @@ def report(folder: Path, check: bool, form: str) -> None:
             differences = verify(folder)
             for difference in differences:
                 click.echo(f"{folder}: {difference}", err=True)
+            if form == "json":
+                click.echo(json.dumps({"differences": differences}, indent=2))
+            elif not differences:
+                click.echo(f"{folder}: every number follows from the raw data")
             if differences:
                 sys.exit(1)
-            click.echo(f"{folder}: every number follows from the raw data")
             return
         write_summary(folder)
         page = write_report(folder)
@@ -204,7 +204,13 @@ def report(folder: Path, check: bool, form: str) -> None:
 @load_test.command(short_help="List the shipped scenarios.")
 @_format
 def scenarios(form: str) -> None:
-    """List the scenarios that can be run by name, with what they are for."""
+    """List the scenarios that can be run by name, with what they are for.
+
+    \b
+    Examples:
+      specstack load scenarios
+      specstack load scenarios --format json
+    """
     listed = {name: load_scenario(name) for name in shipped_scenarios()}
     if form == "json":
         click.echo(json.dumps({n: s.model_dump(mode="json") for n, s in listed.items()}, indent=2))
@@ -243,6 +249,9 @@ def _go(
             summary = comparison.run(display, lambda words: click.echo(words, err=True))
     except (FolderError, LoadFailed, RemoteRefused, ServerUnusable) as error:
         raise click.ClickException(str(error)) from None
+    except KeyboardInterrupt:
+        click.echo(f"to go on, run the same with --out {folder}", err=True)
+        raise
     _print(summary, form)
     fatal = [problem for problem in summary["problems"] if problem["fatal"]]
     for problem in summary["problems"]:

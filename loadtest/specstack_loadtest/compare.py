@@ -86,6 +86,7 @@ class Comparison:
                 target,
                 num_workers=self.manifest.num_workers,
                 opt_out=side.opt_out,
+                model=side.model,
                 allow_remote=self.allow_remote,
                 on_progress=display(title),
             )

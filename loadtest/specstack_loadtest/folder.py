@@ -210,11 +210,17 @@ def _version(name: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """Of the source that runs, with a mark when it was changed; None outside a repository."""
-    here = Path(__file__).parent
-    asked = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12"]
+    """Of the source that runs, with a mark when it was changed; None outside its repository: an
+    installed package may lie within somebody else's."""
+    file = Path(__file__)
     try:
-        found = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10)
+        _git(file.parent, "ls-files", "--error-unmatch", file.name)
+        return _git(file.parent, "describe", "--always", "--dirty", "--abbrev=12")
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def _git(folder: Path, *words: str) -> str:
+    asked = ["git", "-C", str(folder), *words]
+    found = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10)
     return found.stdout.strip()

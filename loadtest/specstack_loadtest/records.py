@@ -6,7 +6,8 @@ Times are seconds since the run's epoch, the moment at which its load began.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,12 @@ def read_records(path: Path) -> Iterator[RequestRecord]:
                 yield RequestRecord.of(json.loads(line))
             except (ValueError, TypeError, KeyError) as error:
                 raise ValueError(f"{path}:{number}: not a request record: {error!r}") from None
+
+
+def kinds_of_errors(records: Iterable[RequestRecord]) -> dict[str, int]:
+    """How many requests ended with each kind of error."""
+    counts = Counter(record.error for record in records if record.error is not None)
+    return dict(sorted(counts.items()))
 
 
 def _rounded(value: Any) -> Any:

@@ -14,37 +14,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from specstack_loadtest.locust_process import LocustProcess, ended_by_signals
+from specstack_loadtest.locust_process import LocustProcess
 from specstack_loadtest.progress import Snapshot
+from specstack_loadtest.records import kinds_of_errors
 from specstack_loadtest.scenario import Scenario
 from specstack_loadtest.scenario_file import load_scenario
 from specstack_loadtest.scrape import Scraper, latest_gauge, server_facts
-from specstack_loadtest.server import (
-    OptOutUnknown,
-    RemoteRefused,
-    Served,
-    ServerUnusable,
-    base_url,
-    check_address,
-    flush_cache,
-    identify,
-)
+from specstack_loadtest.server import Served, base_url, check_address, flush_cache, identify
 from specstack_loadtest.shares import Clock
 from specstack_loadtest.tail import LOAD_FILE, join_files
-from specstack_loadtest.watch import Watch, kinds_of_errors
-
-__all__ = [
-    "LoadFailed",
-    "OptOutUnknown",
-    "RemoteRefused",
-    "RunOutcome",
-    "ServerUnusable",
-    "check_address",
-    "ended_by_signals",
-    "identify",
-    "run_once",
-    "server_facts",
-]
+from specstack_loadtest.watch import Watch
 
 LOG = "locust.log"
 WRITTEN = (

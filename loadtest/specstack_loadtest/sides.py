@@ -36,6 +36,8 @@ class Side:
     start: Start
     opt_out: bool = False
     """Its requests ask not to speculate."""
+    model: str | None = None
+    """Which one, of a server with several."""
 
     def __post_init__(self) -> None:
         if not is_name(self.name):
@@ -69,14 +71,14 @@ def pipeline_sides(
     return tuple(sides)
 
 
-def url_side(name: str, url: str, *, opt_out: bool = False) -> Side:
+def url_side(name: str, url: str, *, model: str | None = None, opt_out: bool = False) -> Side:
     """A server that runs already."""
 
     @contextmanager
     def start(log: Path) -> Iterator[str]:
         yield url
 
-    return Side(name, {"url": url, "opt_out": opt_out}, start, opt_out)
+    return Side(name, {"url": url, "model": model, "opt_out": opt_out}, start, opt_out, model)
 
 
 def _named(text: str) -> tuple[str, str]:

@@ -22,6 +22,7 @@ from specstack_loadtest.folder import SCENARIO, Manifest
 from specstack_loadtest.outputs import Agreement, compare_outputs, compare_repeats, differs_beyond
 from specstack_loadtest.paired import compare
 from specstack_loadtest.problems import problems_of
+from specstack_loadtest.records import kinds_of_errors
 from specstack_loadtest.runs import Run, read_runs
 from specstack_loadtest.saturation import verdict
 from specstack_loadtest.scenario import Scenario
@@ -178,7 +179,7 @@ def _result(cell: Cell, scenario: Scenario) -> dict[str, Any]:
             "measured": len(records),
             "answered": sum(record.error is None for record in records),
             "failed": sum(record.error is not None for record in records),
-            "errors": cell.errors(),
+            "errors": kinds_of_errors(records),
             "finish_reasons": cell.finish_reasons(),
         },
         "due_per_s": len(records) / cell.seconds,

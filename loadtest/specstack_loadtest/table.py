@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-PIPED_WIDTH = 160
+from specstack.cli import PIPED_WIDTH
 
 
 def print_summary(summary: Mapping[str, Any], console: Console | None = None) -> None:

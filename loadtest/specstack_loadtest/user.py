@@ -18,6 +18,7 @@ from gevent.pool import Group
 from locust import User, task
 from locust.env import Environment
 
+from specstack_loadtest.answers import end_to_end_s, tpot_s, ttft_s
 from specstack_loadtest.arrivals import Phase
 from specstack_loadtest.client import CANCELLED, ChatClient, Errand
 from specstack_loadtest.records import RequestRecord
@@ -198,13 +199,12 @@ def report(environment: Environment, record: RequestRecord) -> None:
     """Count a request in Locust's own statistics, in milliseconds from when it was due."""
     fire = environment.events.request.fire
     failed = None if record.error is None else RequestFailed(record.error)
-    took_s = {"chat": record.end_s - record.due_s}
+    took_s: dict[str, float | None] = {"chat": end_to_end_s(record)}
     if record.error is None:
-        first_s, last_s = record.chunk_s[0], record.chunk_s[-1]
-        took_s["ttft"] = first_s - record.due_s
-        if record.output_tokens is not None and record.output_tokens > 1:
-            took_s["tpot"] = (last_s - first_s) / (record.output_tokens - 1)
+        took_s |= {"ttft": ttft_s(record), "tpot": tpot_s(record)}
     for name, seconds in took_s.items():
+        if seconds is None:
+            continue
         fire(
             request_type="POST" if name == "chat" else "", name=name,
             response_time=seconds * 1000, response_length=0, exception=failed, context={},

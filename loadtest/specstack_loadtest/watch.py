@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from statistics import median
 
+from specstack_loadtest.answers import ttft_s
 from specstack_loadtest.arrivals import phases_of
 from specstack_loadtest.progress import Snapshot
 from specstack_loadtest.records import RequestRecord
@@ -50,7 +51,7 @@ class Watch:
             num_errors=self._num_errors,
             num_in_flight=sum(self._in_flight.values()) if self._in_flight else None,
             tokens_per_s=_tokens_per_s(answered, now_s),
-            ttft_p50_s=median(r.chunk_s[0] - r.due_s for r in answered) if answered else None,
+            ttft_p50_s=median(first) if (first := _known(map(ttft_s, answered))) else None,
             draft_budget=None if draft_budget is None else round(draft_budget),
         )
 
@@ -81,10 +82,5 @@ def _tokens_per_s(answered: Iterable[RequestRecord], now_s: float) -> float | No
     return sum(tokens) / min(RECENT_S, now_s) if tokens and now_s > 0 else None
 
 
-def kinds_of_errors(records: Iterable[RequestRecord]) -> dict[str, int]:
-    """How many requests ended with each kind of error."""
-    counts: dict[str, int] = {}
-    for record in records:
-        if record.error is not None:
-            counts[record.error] = counts.get(record.error, 0) + 1
-    return dict(sorted(counts.items()))
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]

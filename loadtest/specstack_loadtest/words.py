@@ -126,10 +126,11 @@ def conclusions(summary: Summary) -> list[tuple[str, str]]:
     return [(side, words) for _, side, words in sorted(found, key=lambda one: one[0])]
 
 
-def _rank(comparisons: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
-    """Never slower first, then by how often faster."""
+def _rank(comparisons: Sequence[Mapping[str, Any]]) -> tuple[bool, int, int]:
+    """Those of which something is known first, then the seldom slower, then the often faster."""
     verdicts = [c["verdict"] for c in comparisons]
-    return verdicts.count("slower"), -verdicts.count("faster")
+    is_unknown = all(verdict == "unknown" for verdict in verdicts)
+    return is_unknown, verdicts.count("slower"), -verdicts.count("faster")
 
 
 def _conclusion(summary: Summary, comparisons: Sequence[Mapping[str, Any]]) -> str:
@@ -212,6 +213,8 @@ def _headline(
         said.append(f"{faster[0]['side']} {what}")
     elif all(c["verdict"] == "unknown" for c in comparisons.values()):
         said.append("measured too briefly to say")
+    elif any(c["verdict"] == "unknown" for c in comparisons.values()):
+        said.append(f"no side is known to be faster than {baseline}")
     else:
         said.append(f"no side is faster than {baseline}")
     if slower:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_server import Script, running_server
+from fake_server import MODEL, Script, running_server
 from small_scenarios import write_scenario
 
 from specstack.cli import main
@@ -61,6 +61,8 @@ class TestRun:
         assert manifest["sides"] == ["plain", "server"]
         assert set(manifest["files"]) >= {"scenario.yaml", "inputs/prompts.jsonl"}
         assert load(capsys, "report", folder, "--verify")[0] == 0
+        code, out, _ = load(capsys, "report", folder, "--verify", "--format", "json")
+        assert (code, json.loads(out)) == (0, {"differences": []})
         path = folder / "summary.json"
         path.write_text(path.read_text().replace('"plain"', '"plane"', 1))
         code, _, err = load(capsys, "report", folder, "--verify")
@@ -89,6 +91,17 @@ class TestRun:
         assert err.startswith("Error: ")
         assert url in err
 
+    def test_a_model_that_is_not_served_is_refused(
+        self, scenario: Path, tmp_path: Path, capsys: Any
+    ) -> None:
+        with running_server(QUICK, tmp_path / "a") as server:
+            words = ("run", scenario, "--url", server.url, "--baseline", "none", "--repeats", "1",
+                     "--out", tmp_path / "out")  # fmt: skip
+            code, _, err = load(capsys, *words, "--model", "larger")
+            assert code == 1
+            assert "does not serve 'larger'" in err
+            assert load(capsys, *words, "--model", MODEL)[0] == 0
+
     def test_a_server_elsewhere_is_not_loaded_by_accident(
         self, scenario: Path, capsys: Any
     ) -> None:
@@ -116,6 +129,7 @@ class TestRun:
             _, err = process.communicate(timeout=60)
         assert process.returncode == 130, err
         assert "Traceback" not in err
+        assert f"--out {folder}" in err, "how to go on"
         assert (folder / "report.html").exists()
         summary = json.loads((folder / "summary.json").read_text())
         assert summary["results"][0]["requests"]["answered"] > 10
@@ -154,4 +168,4 @@ def test_what_is_no_folder_of_load_tests_is_said_to_be_none(tmp_path: Path, caps
 def test_help_has_examples(command: str, capsys: Any) -> None:
     code, out, _ = load(capsys, command, "--help")
     assert code == 0
-    assert "Examples:" in out or command == "scenarios"
+    assert "Examples:" in out

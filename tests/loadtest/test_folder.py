@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from specstack_loadtest import folder
 from specstack_loadtest.folder import (
     FolderError,
     Manifest,
@@ -151,3 +153,17 @@ def test_files_are_hashed_where_they_lie(tmp_path: Path) -> None:
     found = manifest().as_of_now(tmp_path / "run").files
     assert list(found) == ["inputs/a.jsonl", "raw/plain/0/requests.jsonl", "scenario.yaml"]
     assert all(len(json.loads(json.dumps(one))) == 64 for one in found.values())
+
+
+def test_a_package_in_somebody_elses_repository_has_no_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "theirs"]):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", "-C", str(tmp_path), *who, *words], check=True)
+    module = tmp_path / "folder.py"
+    module.write_text("")
+    monkeypatch.setattr(folder, "__file__", str(module))
+    assert folder._commit() is None
+    subprocess.run(["git", "-C", str(tmp_path), "add", "folder.py"], check=True)
+    assert folder._commit() is not None, "control: now it is of that repository"

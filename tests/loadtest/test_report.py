@@ -350,3 +350,35 @@ def test_differing_names_the_places() -> None:
     other: dict[str, Any] = {"a": [1, {"b": 5}], "d": 3}
     assert sorted(differing(one, other)) == ["a[1].b", "c", "d"]
     assert list(differing(one, one)) == []
+
+
+def two_sides(one: str, other: str) -> dict[str, Any]:
+    """The comparisons of two sides at one load."""
+    ratio = {"value": 1.0, "low": 0.9, "high": 1.1}
+    return {
+        "sides": ["plain", "one", "other"],
+        "baseline": "plain",
+        "phases": [{"number": 0, "name": "2 users", "users": 2, "rate": None}],
+        "comparisons": [
+            {"side": side, "phase": 0, "verdict": verdict, "by": "tokens_per_s",
+             "tokens_per_s_ratio": ratio}
+            for side, verdict in (("one", one), ("other", other))
+        ],
+    }  # fmt: skip
+
+
+def test_a_side_that_nothing_is_known_of_comes_last() -> None:
+    sides = [side for side, _ in words.conclusions(two_sides("unknown", "slower"))]
+    assert sides == ["other", "one"]
+    assert [side for side, _ in words.conclusions(two_sides("slower", "same"))] == ["other", "one"]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [("unknown", "no side is known to be faster than plain."),
+     ("same", "no side is faster than plain.")],
+)  # fmt: skip
+def test_what_is_not_known_is_not_denied(verdict: str, said: str) -> None:
+    summary = two_sides("same", verdict)
+    by_side = {found["side"]: found for found in summary["comparisons"]}
+    assert words._headline(summary, [], by_side) == said

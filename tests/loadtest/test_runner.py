@@ -21,19 +21,12 @@ from fake_server import MODEL, FakeServer, Log, Script, running_server
 from small_scenarios import most_in_flight, records_of, write_scenario
 
 from specstack_loadtest.arrivals import arrivals_of, phases_of
-from specstack_loadtest.locust_process import child_environment
+from specstack_loadtest.locust_process import child_environment, ended_by_signals
 from specstack_loadtest.progress import Snapshot
 from specstack_loadtest.records import RequestRecord
-from specstack_loadtest.runner import (
-    LoadFailed,
-    OptOutUnknown,
-    RemoteRefused,
-    RunOutcome,
-    ServerUnusable,
-    ended_by_signals,
-    run_once,
-)
+from specstack_loadtest.runner import LoadFailed, RunOutcome, run_once
 from specstack_loadtest.scenario_file import load_scenario
+from specstack_loadtest.server import OptOutUnknown, RemoteRefused, ServerUnusable
 from specstack_loadtest.workload import Workload
 
 CLOSED = {"kind": "closed", "users": [2, 5, 1]}
@@ -353,7 +346,8 @@ import sys
 from contextlib import nullcontext
 from pathlib import Path
 from specstack_loadtest import locust_process
-from specstack_loadtest.runner import ended_by_signals, run_once
+from specstack_loadtest.locust_process import ended_by_signals
+from specstack_loadtest.runner import run_once
 
 scenario, url, folder, locustfile, num_workers, minds = sys.argv[1:]
 if locustfile:

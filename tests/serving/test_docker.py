@@ -170,6 +170,8 @@ def test_the_wheel_of_the_image_holds_heads_and_dashboards_but_no_tests(image: I
     (packages,) = (image.root / "opt/specstack/lib").glob("python*/site-packages")
     assert list(packages.glob("specstack/models/packaged_heads/*/*.safetensors"))
     assert (packages / "specstack_serving/dashboards/boards.py").exists()
+    assert (packages / "specstack_loadtest/scenarios/prompts/mt_bench.jsonl").exists()
+    assert (packages / "specstack_loadtest/templates/report.html.j2").exists()
     assert not list(packages.glob("**/test_*.py*"))
 
 

@@ -123,6 +123,7 @@ class TestExplain:
             r"^ +tree\.depth +8 +\S*quickstart\.yaml:8",
             r"^ +drafter\.max_depth +8 +derived: the depth of the tree",
             r"^ +metrics\.prefix +specstack +default",
+            r"^ +metrics\.trace +none +default",
             r"^ +speculative_algorithm +SPECSTACK",
             r"^ +kv_per_token +45\.0 KiB",
             r"^ +LoRA +SGLang allows",
