@@ -30,7 +30,6 @@ Exit codes:
   3    the pipeline does not fit the model, the device or SGLang
   130  interrupted
 """
-PIPED_WIDTH = 140
 SPEC_ERROR, PLAN_ERROR, INTERRUPTED = 2, 3, 130
 
 
@@ -136,10 +135,9 @@ def explain(file: str, form: str, overrides: tuple[str, ...]) -> None:
     if form == "json":
         _echo_json(explanation.as_data())
         return
-    from rich.console import Console
+    from specstack.terminal import report_console
 
-    console = Console(markup=False)
-    show(explanation, console if console.is_terminal else Console(width=PIPED_WIDTH, markup=False))
+    show(explanation, report_console())
 
 
 @cli.command(short_help="Print the JSON Schema of pipeline files.")

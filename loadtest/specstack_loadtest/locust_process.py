@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
+from specstack import processes
+
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 STOP_S = 15.0
 """How long it may take to end by itself: workers are asked one after the other."""
@@ -25,7 +25,6 @@ PARENT_VARIABLE = "SPECSTACK_LOAD_PARENT_PID"
 """Tells Locust which process started it."""
 SAME_WISH_S = 1.0
 """Terminals and service managers send more than one signal when something is to end."""
-_PR_SET_PDEATHSIG = 1
 
 
 class LocustProcess:
@@ -90,7 +89,7 @@ class LocustProcess:
         return "\n".join(lines[-SHOWN_LINES:])
 
 
-def die_with_parent() -> None:
+def end_with_starter() -> None:
     """In a process of Locust that `LocustProcess` started, on Linux: be killed when the one above
     ends, however that comes; of another Locust, change nothing.
 
@@ -99,9 +98,8 @@ def die_with_parent() -> None:
     starter, leader = os.environ.get(PARENT_VARIABLE), os.getsid(0)
     if starter is None or sys.platform != "linux":
         return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != (int(starter) if os.getpid() == leader else leader):
-        sys.exit("the process that started this one ended meanwhile")
+    parent = int(starter) if os.getpid() == leader else leader
+    processes.die_with_parent(signal.SIGKILL, parent)
 
 
 @contextmanager
@@ -135,7 +133,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def _distributed(num_workers: int) -> tuple[str, ...]:
-    port = str(_free_port())
+    port = str(processes.free_port())
     return (
         "--processes", str(num_workers), "--expect-workers-max-wait", str(WAIT_FOR_WORKERS_S),
         "--master-bind-host", "127.0.0.1", "--master-bind-port", port,
@@ -148,9 +146,3 @@ def child_environment() -> dict[str, str]:
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("LOCUST_")}
     inherited.pop("SPECSTACK_SCENARIO", None)
     return {**inherited, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

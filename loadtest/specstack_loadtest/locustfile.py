@@ -30,7 +30,7 @@ from locust.runners import LocalRunner, MasterRunner, WorkerRunner
 
 from specstack_dsl.errors import SpecError
 from specstack_loadtest.client import ChatClient
-from specstack_loadtest.locust_process import die_with_parent
+from specstack_loadtest.locust_process import end_with_starter
 from specstack_loadtest.scenario import Scenario
 from specstack_loadtest.scenario_file import load_scenario
 from specstack_loadtest.server import (
@@ -71,7 +71,7 @@ def add_options(parser: LocustArgumentParser) -> None:
 @events.init.add_listener
 def attach(environment: Environment, **_: object) -> None:
     """Take part in the runs of this process, as its leader, as a worker, or as both."""
-    die_with_parent()
+    end_with_starter()
     try:
         scenario_of(environment)
     except SpecError as error:

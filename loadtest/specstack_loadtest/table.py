@@ -8,14 +8,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from specstack.cli import PIPED_WIDTH
+from specstack.terminal import report_console
 
 
 def print_summary(summary: Mapping[str, Any], console: Console | None = None) -> None:
     """Print throughput, latencies and acceptance of every side and phase on standard output."""
-    console = console or Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console = Console(markup=False, highlight=False, width=PIPED_WIDTH, file=console.file)
+    console = console or report_console()
     versus = {(one["side"], one["phase"]): one for one in summary["comparisons"]}
     for phase in summary["phases"]:
         shown = Table(title=f"{summary['scenario']['name']}: {phase['name']}", title_justify="left")

@@ -37,9 +37,10 @@ from rich.progress import Progress
 from specstack.applications import PLAIN_OVERRIDES
 from specstack.budget.cost_store import machine_name
 from specstack.plan import Plan
+from specstack.processes import free_port
 from specstack.prompts import read_prompts
 from specstack_serving.generate import chat_ids, generate
-from specstack_serving.launch import free_port, running_server
+from specstack_serving.launch import running_server
 from specstack_serving.main import prepare
 
 CHOICES = (0, 1, 3, 7, 15)

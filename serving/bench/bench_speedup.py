@@ -28,9 +28,10 @@ from rich.console import Console
 from rich.progress import track
 
 from specstack.applications import PLAIN_OVERRIDES
+from specstack.processes import free_port
 from specstack.prompts import read_prompts
 from specstack_serving.generate import Generation, chat_ids, generate
-from specstack_serving.launch import free_port, running_server
+from specstack_serving.launch import running_server
 from specstack_serving.main import prepare
 
 OPT_OUT = {"custom_params": {"specstack": {"speculate": False}}}

@@ -23,8 +23,9 @@ from rich.table import Table
 
 from specstack.budget.cost_store import read_table, save_table
 from specstack.budget.cost_table import CostTable, CostTableError
-from specstack.cli import EXIT_CODES, PIPED_WIDTH
+from specstack.cli import EXIT_CODES
 from specstack.plan import PartPlan, Plan, plan_file
+from specstack.terminal import report_console
 from specstack_serving.cost_sweep import (
     MAX_REQUESTS,
     SweepError,
@@ -209,9 +210,7 @@ def _print(table: CostTable, path: Path, seconds: float, form: str) -> None:
         content = {"path": str(path), "seconds": round(seconds, 1), "rounds": rows}
         click.echo(json.dumps({**content, "table": table.model_dump(mode="json")}, indent=2))
         return
-    console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console = Console(markup=False, highlight=False, width=PIPED_WIDTH)
+    console = report_console()
     shown = Table("requests", "context", *(f"budget {b}" for b in table.draft_budgets))
     for row in rows:
         cells = zip(row["step_ms"], row["break_even"], strict=True)

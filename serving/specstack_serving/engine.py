@@ -15,12 +15,12 @@ from specstack_serving.carrier import current_plan
 from specstack_serving.plugin import register
 from specstack_serving.routes import Routes
 from specstack_serving.server_args import server_argv
-from specstack_serving.supervisor import die_with_parent
+from specstack_serving.supervisor import end_with_starter
 
 
 def main() -> None:
     """Serve the exported plan until told to stop."""
-    die_with_parent(signal.SIGKILL)
+    end_with_starter(signal.SIGKILL)
     plan = current_plan()
     if plan is None:
         sys.exit("no plan: start the server with `specstack serve PIPELINE.yaml`")

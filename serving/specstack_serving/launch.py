@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -16,6 +15,7 @@ import click
 import httpx
 
 from specstack.plan import Plan
+from specstack.processes import free_port
 from specstack_serving.address import base_url
 from specstack_serving.carrier import PLAN_VARIABLE
 from specstack_serving.main import prepare
@@ -26,8 +26,8 @@ READY_SECONDS = 900.0
 
 _SUPERVISE = """
 import signal, sys
-from specstack_serving.supervisor import Supervisor, die_with_parent
-die_with_parent(signal.SIGTERM)
+from specstack_serving.supervisor import Supervisor, end_with_starter
+end_with_starter(signal.SIGTERM)
 sys.exit(Supervisor(sys.argv[1:], lambda text: None).run())
 """
 
@@ -94,13 +94,6 @@ def pipeline_server(
         except ServerFailed as error:
             raise click.ClickException(str(error)) from None
         yield url
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait_until_ready(

@@ -7,7 +7,6 @@ Here the whole group ends together, whatever the moment: politely first, then fo
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -16,12 +15,13 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
+from specstack.processes import die_with_parent, prctl
+
 GRACE_SECONDS = 10.0
 """How long running requests may take to finish after the first signal."""
 PARENT_VARIABLE = "SPECSTACK_PARENT_PID"
 """Tells a process who started it, so that it notices a parent that is gone already."""
 _REAP_SECONDS = 5.0
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -55,7 +55,7 @@ class Supervisor:
         return code if code >= 0 else 128 - code
 
     def _run(self) -> int:
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of the child become ours to reap
+        prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of the child become ours to reap
         process = subprocess.Popen(
             self._command,
             start_new_session=True,
@@ -68,7 +68,7 @@ class Supervisor:
             os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
             _wait_for_group(process.pid)
-            _prctl(_PR_SET_CHILD_SUBREAPER, 0)
+            prctl(_PR_SET_CHILD_SUBREAPER, 0)
         return code
 
     def _wait(self, pid: int) -> None:
@@ -95,21 +95,14 @@ def engine_command() -> list[str]:
     return [sys.executable, "-m", "specstack_serving.engine"]
 
 
-def die_with_parent(number: signal.Signals) -> None:
+def end_with_starter(number: signal.Signals) -> None:
     """Linux: receive `number` when the thread that started this process ends.
 
     Exits at once when the process that PARENT_VARIABLE names is gone already. The parent may well
     be process 1: that of a container.
     """
-    _prctl(_PR_SET_PDEATHSIG, number)
     parent = os.environ.get(PARENT_VARIABLE)
-    if parent is not None and os.getppid() != int(parent):
-        sys.exit("the parent ended during start")
-
-
-def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+    die_with_parent(number, None if parent is None else int(parent))
 
 
 def _wait_for_group(pid: int) -> None:

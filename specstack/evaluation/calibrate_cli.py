@@ -17,6 +17,7 @@ from rich.table import Table
 from specstack.applications import load
 from specstack.calibration_file import CalibrationFile
 from specstack.evaluation import cli_options as options
+from specstack.terminal import report_console
 
 
 @click.command(epilog=options.EXIT_CODES, context_settings={"max_content_width": 100})
@@ -90,7 +91,7 @@ def calibrate(output: Path, form: str, **given: Any) -> None:
     if form == "json":
         click.echo(found.file.as_text(), nl=False)
         return
-    _show(found.file, found.notes, options.report_console())
+    _show(found.file, found.notes, report_console())
     click.echo(output)
 
 

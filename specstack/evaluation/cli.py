@@ -13,6 +13,7 @@ import click
 
 from specstack.applications import load
 from specstack.evaluation import cli_options as options
+from specstack.terminal import report_console
 
 
 @click.command("eval", epilog=options.EXIT_CODES, context_settings={"max_content_width": 100})
@@ -131,5 +132,5 @@ def _print(report: Any, folder: Path, form: str) -> None:
     if form == "json":
         click.echo(json.dumps(report.as_data(), indent=2, ensure_ascii=False, allow_nan=False))
         return
-    _import("tables:show")(report, options.report_console())
+    _import("tables:show")(report, report_console())
     click.echo(folder / "report.md")

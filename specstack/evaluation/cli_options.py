@@ -19,7 +19,6 @@ from specstack.training.answers import BadAnswers
 from specstack.training.train_cli import Failure
 
 BAD_INPUT, INTERRUPTED = 2, 130
-PIPED_WIDTH = 140
 EXIT_CODES = """
 \b
 Exit codes:
@@ -103,13 +102,3 @@ def exit_codes() -> Iterator[None]:
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)
         raise click.exceptions.Exit(INTERRUPTED) from None
-
-
-def report_console() -> Console:
-    """Standard output; wide where it is no terminal."""
-    console = Console(markup=False, highlight=False)
-    return (
-        console
-        if console.is_terminal
-        else Console(markup=False, highlight=False, width=PIPED_WIDTH)
-    )

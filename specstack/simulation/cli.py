@@ -20,8 +20,8 @@ from specstack.simulation.errors import SimulationError
 from specstack.simulation.job import Bar, Options, Report, run_job
 from specstack.simulation.loads import LoadOptions
 from specstack.simulation.profiles import PROFILES
+from specstack.terminal import report_console
 
-PIPED_WIDTH = 140
 COLUMNS: dict[str, tuple[str, float, int]] = {
     "tokens_per_s": ("tokens/s", 1, 1),
     "mean_tpot_ms": ("TPOT ms", 1, 2),
@@ -150,9 +150,6 @@ def _write(report: Report, folder: Path) -> None:
 
 
 def _show(report: Report) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PIPED_WIDTH)
     table = Table(title=f"{report.settings['load']}, {report.settings['num_requests']} requests")
     table.add_column("policy")
     for heading, _, _ in COLUMNS.values():
@@ -160,7 +157,7 @@ def _show(report: Report) -> None:
     for name in report.runs:
         measures = report.measures(name)
         table.add_row(name, *(_cell(measures[key], *how[1:]) for key, how in COLUMNS.items()))
-    console.print(table)
+    report_console().print(table)
 
 
 def _cell(value: float | None, factor: float, digits: int) -> str:

@@ -36,10 +36,12 @@ TORCH_FREE_MODULES = [
     "specstack.parts_help",
     "specstack.plan",
     "specstack.plan_rules",
+    "specstack.processes",
     "specstack.prompts",
     "specstack.replan",
     "specstack.request_traces",
     "specstack.resolve",
+    "specstack.terminal",
     "specstack.training.cli",
     *(
         f"{package.__name__}.{module.name}"

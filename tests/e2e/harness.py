@@ -11,7 +11,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from specstack.plan import Plan
-from specstack_serving.launch import free_port, running_server
+from specstack.processes import free_port
+from specstack_serving.launch import running_server
 from specstack_serving.main import prepare
 
 SPECS = Path(__file__).parents[2] / "dsl" / "specs"

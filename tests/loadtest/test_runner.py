@@ -359,7 +359,7 @@ print(outcome.reason)
 OUTLIVES = """
 from specstack_loadtest import locust_process
 
-locust_process.die_with_parent = lambda: None
+locust_process.end_with_starter = lambda: None
 from specstack_loadtest.locustfile import *
 """
 

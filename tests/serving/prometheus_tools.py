@@ -26,7 +26,7 @@ import pytest
 import yaml
 
 from specstack.models.packaged import cache_folder
-from specstack_serving.launch import free_port
+from specstack.processes import free_port
 
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = ROOT / "serving/grafana/dashboards"

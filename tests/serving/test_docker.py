@@ -27,7 +27,7 @@ import pytest
 import yaml
 from prometheus_tools import ROOT
 
-from specstack_serving.launch import free_port
+from specstack.processes import free_port
 
 SERVING = ROOT / "serving"
 NEEDS_ROOT = ("apt-get", "useradd")

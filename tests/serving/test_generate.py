@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from specstack.processes import free_port
 from specstack_serving.generate import RequestRefused, generate
-from specstack_serving.launch import free_port
 
 
 class Stub:

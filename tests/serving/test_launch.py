@@ -16,7 +16,7 @@ import pytest
 from specstack.plan import Plan, plan_file
 from specstack_serving import launch
 from specstack_serving.carrier import PLAN_VARIABLE
-from specstack_serving.launch import ServerFailed, free_port, running_server
+from specstack_serving.launch import ServerFailed, running_server
 
 SPEC = Path(__file__).parents[2] / "dsl" / "specs" / "quickstart.yaml"
 STUB = """
@@ -124,7 +124,3 @@ with launch.running_server(plan, Path({str(log)!r})):
     while is_alive(stub_pid(log)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not is_alive(stub_pid(log))
-
-
-def test_a_free_port_is_free() -> None:
-    assert 1024 <= free_port() <= 65535

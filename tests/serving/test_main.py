@@ -15,10 +15,10 @@ import pytest
 from huggingface_hub import errors
 
 from specstack.cli import main as specstack
+from specstack.processes import free_port
 from specstack_serving import main
 from specstack_serving.address import base_url, port_problem
 from specstack_serving.carrier import PLAN_VARIABLE, current_plan
-from specstack_serving.launch import free_port
 from specstack_serving.sglang_compat import SGLANG_VERSION
 
 QUICKSTART = str(Path(__file__).parents[2] / "dsl" / "specs" / "quickstart.yaml")

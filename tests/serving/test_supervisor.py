@@ -23,7 +23,7 @@ supervisor.GRACE_SECONDS = float(sys.argv[1])
 say = lambda text: print(text, file=sys.stderr, flush=True)
 sys.exit(supervisor.Supervisor(sys.argv[2:], say).run())
 """
-DIE = "from specstack_serving.supervisor import die_with_parent; die_with_parent(9); "
+DIE = "from specstack_serving.supervisor import end_with_starter; end_with_starter(9); "
 SLEEP = "import time; print('ready', flush=True); time.sleep(60)"
 STUBBORN = 'trap "" TERM INT HUP; sleep 60 & sleep 60 & echo ready; while true; do wait; done'
 """A shell, and two grandchildren, that ignore polite signals."""
@@ -260,7 +260,8 @@ def test_a_child_whose_parent_is_gone_already_ends_at_once() -> None:
         text=True,
         timeout=10,
     )
-    assert (child.returncode, child.stderr) == (1, "the parent ended during start\n")
+    said = "the process that started this one ended meanwhile\n"
+    assert (child.returncode, child.stderr) == (1, said)
 
 
 def test_the_parent_may_be_the_first_process_of_a_container(mark: str) -> None:
