@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from specstack.plan import Plan, plan_file
+from specstack.processes import free_port
 from specstack_serving import launch
 from specstack_serving.carrier import PLAN_VARIABLE
 from specstack_serving.launch import ServerFailed, running_server
