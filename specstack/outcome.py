@@ -26,9 +26,10 @@ class HostCopy:
     """A tensor on its way to the host."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._copy = tensor.to("cpu", non_blocking=True)
+        self._copy = tensor
         self._done: torch.Event | None = None
         if tensor.device.type != "cpu":
+            self._copy = tensor.to("cpu", non_blocking=True)
             self._done = torch.Event(tensor.device)
             self._done.record()
 
@@ -93,11 +94,12 @@ class RoundOutcome:
         phases = [value for name, value in self._facts.items() if name.endswith("_seconds")]
         return float(sum(phases))
 
-    def record(self, ended: Sequence[bool] = ()) -> RoundRecord:
+    def record(self, ended: Sequence[bool] = (), **known: Any) -> RoundRecord:
         """What the round knows of itself. Host sync: waits for the round, if it ran on a device.
 
         Args:
             ended: per request, whether it had ended when the round ran; empty: none had.
+            known: fields of the record that its caller knows.
         """
         num_nodes, path = self._num_nodes.numpy(), self._accept_index.numpy()
         counts = np.ones(len(path), bool) if not any(ended) else ~np.asarray(ended)
@@ -121,6 +123,7 @@ class RoundOutcome:
             drafts_per_drafter=tuple(drafts_of),
             correct_per_drafter=tuple(correct_of),
             **self._facts,
+            **known,
         )
 
 

@@ -96,6 +96,12 @@ class Speculator:
         if self._drafter.needs_tokens:
             self._drafter.begin(slot, [*prompt, *output])
 
+    def forget(self) -> None:
+        """Drop what is known of requests that have ended, which all have."""
+        self._pending.clear()
+        self._outputs.clear()
+        self._drafter.forget()
+
     def absorb(self, committed: CommittedTokens) -> None:
         """Hand over the features of a prefill; `round` does it with its own. Host sync: none."""
         self._backlog.flush()

@@ -1,4 +1,4 @@
-"""When requests come: the phases of a scenario, and the due times within them.
+"""When conversations begin: the phases of a scenario, and the due times within them.
 
 All of it follows from the scenario and its seed. Times are seconds since the run's epoch.
 """
@@ -28,16 +28,16 @@ class Phase:
     users: int | None
     """Of a closed loop."""
     rate: float | None
-    """Requests per second of a drawn open loop; a trace has its own."""
+    """Conversations per second of a drawn open loop; a trace has its own."""
     starts_s: float
     warmup_s: float
     """Requests due before this has passed are warm-up."""
     seconds: float | None
     """How long requests come, warm-up included; None: until there were `requests`."""
     requests: int | None
-    """How many come, warm-up included; None: as many as come in `seconds`."""
+    """How many conversations come, warm-up included; None: as many as come in `seconds`."""
     warmup_requests: int = 0
-    """Requests of a lower index are warm-up."""
+    """Conversations of a lower index are warm-up."""
 
     @property
     def ends_s(self) -> float | None:
@@ -75,11 +75,12 @@ def _levels(scenario: Scenario) -> list[tuple[str, int | None, float | None]]:
         return [(f"{n} user{'s' if n > 1 else ''}", n, None) for n in load.users]
     if isinstance(load, Trace):
         return [("trace", None, None)]
-    return [(f"{rate:g} requests/s", None, rate) for rate in load.rate]
+    what = "requests" if scenario.workload.turns == 1 else "conversations"
+    return [(f"{rate:g} {what}/s", None, rate) for rate in load.rate]
 
 
 def arrivals_of(scenario: Scenario, phase: Phase) -> NDArray[np.float64] | None:
-    """When each request of a phase is due, by its index, in order; None for a closed loop.
+    """When each conversation of a phase is due, by its index, in order; None for a closed loop.
 
     Raises:
         TraceFileError, OSError: the trace cannot be read.

@@ -1,4 +1,4 @@
-"""What bound a phase: the client, places in the batch, the KV cache, the load itself, or rounds.
+"""What bound a phase: the client, the KV cache, places in the batch, the load itself, or rounds.
 
 The evidence comes as a sentence, so that a reader can judge it.
 """
@@ -6,8 +6,14 @@ The evidence comes as a sentence, so that a reader can judge it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
+
+import numpy as np
+
+from specstack_loadtest.cell import Cell
+from specstack_loadtest.runs import Part
+from specstack_loadtest.server_view import admission_cap_of
 
 Kind = Literal["client", "admission", "kv", "load", "compute", "unknown"]
 
@@ -20,8 +26,10 @@ NAMES: dict[Kind, str] = {
     "unknown": "unknown",
 }
 MOST = 0.5
-"""Share of scrapes that makes a state the rule."""
+"""Share of scrapes, or of time, that makes a state the rule."""
 FULL_KV = 0.95
+MANY_LOST = 0.05
+"""Lost places in the KV cache per request due, from which on it was too small."""
 KEPT_UP = 0.95
 """Answers per request due with which a server kept up."""
 
@@ -44,32 +52,104 @@ class Signs:
 
     client: str | None
     """Why the client was the bottleneck; None: it was not."""
+    num_due: int
+    num_answered: int
+    """Of those that were due."""
     running: Sequence[float]
     """Per scrape; empty: not exported. So are the next two, each of the same scrapes."""
     queued: Sequence[float]
     kv_usage: Sequence[float]
-    retracted: float | None
+    retracted: float
     cap: int | None
+    over_cap: float | None
+    """Share of the time in which the client had more requests in flight than `cap`; None: the
+    server tells of each round how many ran, or no cap is known."""
     answered_share: float | None
     """Of an open loop: answers per request due; None: a closed loop."""
+
+    @classmethod
+    def of(cls, cell: Cell, client: str | None, answered_share: float | None) -> Signs:
+        """Those of a side in a phase."""
+        gauges = {
+            what: [value for metrics in cell.metrics for _, value in metrics.gauge(what)]
+            for what in ("running", "queued", "kv_usage")
+        }
+        cap = admission_cap_of(cell)
+        is_exact = all(metrics.knows_each_round for metrics in cell.metrics)
+        return cls(
+            client=client,
+            num_due=len(cell.records),
+            num_answered=len(cell.answered()),
+            **gauges,
+            retracted=sum(metrics.retracted() or 0.0 for metrics in cell.metrics),
+            cap=cap,
+            over_cap=None if is_exact or cap is None else _share_of_time_over(cap, cell),
+            answered_share=answered_share,
+        )
+
+
+def _share_of_time_over(num: int, cell: Cell) -> float:
+    """How long the client had more requests in flight."""
+    return sum(_seconds_over(num, part) for part in cell.parts) / cell.seconds
+
+
+def _seconds_over(num: int, part: Part) -> float:
+    sent = np.sort([record.sent_s for record in part.run.records])
+    ends = np.sort([record.end_s for record in part.run.records])
+    times = [part.start_s, part.end_s, *sent, *ends]
+    edges = np.unique(np.clip(times, part.start_s, part.end_s))
+    began, ended = (np.searchsorted(found, edges[:-1], "right") for found in (sent, ends))
+    return float(np.diff(edges)[began - ended > num].sum())
 
 
 def bound_of(signs: Signs) -> Bound:
     """Judge them: what spoils the numbers first, what is left last."""
     if signs.client is not None:
         return Bound("client", signs.client)
-    if not len(signs.running) and not len(signs.queued):
-        return Bound("unknown", "the server exports neither running nor waiting requests")
-    return _admission(signs) or _kv(signs) or _load(signs) or _compute(signs)
+    if not signs.num_answered:
+        said = "no request was answered" if signs.num_due else "nothing was due"
+        return Bound("unknown", said)
+    found = _kv(signs) or _admission(signs) or _unknown(signs) or _load(signs) or _compute(signs)
+    if found.kind == "kv" or not signs.retracted:
+        return found
+    return replace(found, evidence=f"{found.evidence}; {_lost(signs)}")
+
+
+def _kv(signs: Signs) -> Bound | None:
+    full = share_of([usage > FULL_KV for usage in signs.kv_usage])
+    said = []
+    if full > MOST:
+        said.append(f"it was more than {_percent(FULL_KV)} full in {_percent(full)} of scrapes")
+    if signs.retracted >= MANY_LOST * signs.num_due:
+        said.append(_lost(signs))
+    return Bound("kv", " and ".join(said)) if said else None
+
+
+def _lost(signs: Signs) -> str:
+    lost = "a request lost its place in the KV cache once"
+    if signs.retracted != 1:
+        lost = f"requests lost their place in the KV cache {signs.retracted:.0f} times"
+    return f"{lost} ({signs.num_due} were due)"
 
 
 def _admission(signs: Signs) -> Bound | None:
-    waiting = [queued > 0 for queued in signs.queued]
-    if signs.cap is None or len(signs.running) != len(waiting):
+    """By what the server says of each round, else by what the client had in flight: requests beyond
+    the cap waited, whatever a gauge said that was written dozens of rounds ago.
+    """
+    if signs.cap is None:
         return None
+    if signs.over_cap is not None:
+        if signs.over_cap <= MOST:
+            return None
+        return Bound(
+            "admission",
+            f"more requests were in flight than there are places, {signs.cap}, for"
+            f" {_percent(signs.over_cap)} of the time (by the client's count: the server's own is"
+            " not of each round)",
+        )
     at_cap = [
-        queued and running >= signs.cap
-        for running, queued in zip(signs.running, waiting, strict=True)
+        queued > 0 and running >= signs.cap
+        for running, queued in zip(signs.running, signs.queued, strict=True)
     ]
     if share_of(at_cap) <= MOST:
         return None
@@ -80,14 +160,10 @@ def _admission(signs: Signs) -> Bound | None:
     )
 
 
-def _kv(signs: Signs) -> Bound | None:
-    full = share_of([usage > FULL_KV for usage in signs.kv_usage])
-    said = []
-    if full > MOST:
-        said.append(f"it was more than {_percent(FULL_KV)} full in {_percent(full)} of scrapes")
-    if signs.retracted:
-        said.append(f"{signs.retracted:.0f} requests lost their place in it")
-    return Bound("kv", " and ".join(said)) if said else None
+def _unknown(signs: Signs) -> Bound | None:
+    if len(signs.running) or len(signs.queued):
+        return None
+    return Bound("unknown", "the server exports neither running nor waiting requests")
 
 
 def _load(signs: Signs) -> Bound | None:

@@ -2,7 +2,7 @@
 
 Standard output carries the result (tables, JSON, names of files); progress and problems go to
 standard error. Exit codes: 1 when something failed or the numbers cannot be trusted, 2 when a
-scenario is wrong.
+scenario or a pipeline is wrong, 3 when a pipeline cannot run here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shlex
 import sys
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import click
 
@@ -35,15 +35,16 @@ EXIT_CODES = """
 \b
 Exit codes:
   0    done, and every request was answered
-  1    requests failed, a server ended, the client was the bottleneck, outputs differ, or a
-       report does not follow from its raw data
+  1    requests failed, a server ended or was changed, the client was the bottleneck, outputs
+       differ, or a report does not follow from its raw data
   2    the scenario, a pipeline, or this command line, is wrong
+  3    a pipeline does not fit the model, the device or SGLang
   130  interrupted; what was measured is kept
 """
 _out = click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
     help="Where everything goes. Default: load/SCENARIO-TIME. A folder with a part of the same"
-    " runs is gone on with.",
+    " runs is gone on with: runs that ended well are kept, the others run again.",
 )  # fmt: skip
 _workers = click.option(
     "--workers", default=1, show_default=True, type=click.IntRange(1, 256), metavar="NUM",
@@ -51,7 +52,8 @@ _workers = click.option(
 )  # fmt: skip
 _repeats = click.option(
     "--repeats", default=2, show_default=True, type=click.IntRange(1, 100), metavar="NUM",
-    help="Runs of every side, in turns.",
+    help="Runs of every side, in turns. A folder that is gone on with keeps the repeats that it has"
+    " begun, however few are asked for.",
 )  # fmt: skip
 _format = click.option(
     "--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True
@@ -59,6 +61,15 @@ _format = click.option(
 _remote = click.option(
     "--allow-remote", is_flag=True, help="Send load to a server that is not on this machine."
 )
+
+
+class _Common(TypedDict):
+    """Options of every command that sends load."""
+
+    repeats: int
+    workers: int
+    out: Path | None
+    form: str
 
 
 @click.group()
@@ -95,11 +106,8 @@ def run(
     name: str,
     baseline: str,
     model: str | None,
-    repeats: int,
-    workers: int,
-    out: Path | None,
     allow_remote: bool,
-    form: str,
+    **common: Unpack[_Common],
 ) -> None:
     """Run SCENARIO, a file or the name of a shipped one, against the server at --url.
 
@@ -125,7 +133,7 @@ def run(
             sides.insert(0, url_side(PLAIN, url, model=model, opt_out=True))
     except (RemoteRefused, ServerUnusable) as error:
         raise click.ClickException(str(error)) from None
-    _go("run", asked, scenario, tuple(sides), repeats, workers, out, allow_remote, form)
+    _go("run", asked, scenario, tuple(sides), allow_remote=allow_remote, **common)
 
 
 @load_test.command(epilog=EXIT_CODES, short_help="Compare pipelines under a scenario.")
@@ -148,10 +156,7 @@ def compare(
     pipelines: tuple[str, ...],
     plain: bool,
     overrides: tuple[str, ...],
-    repeats: int,
-    workers: int,
-    out: Path | None,
-    form: str,
+    **common: Unpack[_Common],
 ) -> None:
     """Serve each pipeline in turn on this machine and run SCENARIO on it.
 
@@ -162,7 +167,7 @@ def compare(
     """
     asked = load_scenario(scenario)
     sides = pipeline_sides(pipelines, overrides, plain)
-    _go("compare", asked, scenario, sides, repeats, workers, out, False, form)
+    _go("compare", asked, scenario, sides, allow_remote=False, **common)
 
 
 @load_test.command(epilog=EXIT_CODES, short_help="Write a folder's report again, or check it.")
@@ -181,7 +186,7 @@ def report(folder: Path, check: bool, form: str) -> None:
       specstack load report docs/benchmarks/crossover --verify
     """
     try:
-        Manifest.read(folder)
+        manifest = Manifest.read(folder)
         if check:
             differences = verify(folder)
             for difference in differences:
@@ -193,6 +198,7 @@ def report(folder: Path, check: bool, form: str) -> None:
             if differences:
                 sys.exit(1)
             return
+        manifest.with_killed_runs(folder).write(folder)
         write_summary(folder)
         page = write_report(folder)
     except (FolderError, ValueError) as error:
@@ -225,11 +231,9 @@ def _go(
     scenario: Scenario,
     name_or_file: str,
     sides: tuple[Side, ...],
-    repeats: int,
-    workers: int,
-    out: Path | None,
+    *,
     allow_remote: bool,
-    form: str,
+    **common: Unpack[_Common],
 ) -> None:
     files = freeze(scenario)
     manifest = Manifest(
@@ -237,12 +241,12 @@ def _go(
         scenario={"name": scenario.name, "file": name_or_file, "sha256": digest(files)},
         sides=tuple(side.name for side in sides),
         baseline=PLAIN if any(side.name == PLAIN for side in sides) else None,
-        repeats=repeats,
+        repeats=common["repeats"],
         side_facts={side.name: side.facts for side in sides},
-        num_workers=workers,
+        num_workers=common["workers"],
         command=shlex.join(["specstack", *sys.argv[1:]]),
     )
-    folder = out or Path("load", f"{scenario.name}-{datetime.now():%Y%m%d-%H%M%S}")
+    folder = common["out"] or Path("load", f"{scenario.name}-{datetime.now():%Y%m%d-%H%M%S}")
     comparison = Comparison(folder, manifest, files, sides, allow_remote)
     try:
         with ended_by_signals(), live_display(scenario) as display:
@@ -252,7 +256,7 @@ def _go(
     except KeyboardInterrupt:
         click.echo(f"to go on, run the same with --out {folder}", err=True)
         raise
-    _print(summary, form)
+    _print(summary, common["form"])
     fatal = [problem for problem in summary["problems"] if problem["fatal"]]
     for problem in summary["problems"]:
         click.echo(f"{'failed' if problem['fatal'] else 'note'}: {problem['text']}", err=True)

@@ -57,7 +57,8 @@ class Comparison:
                 if is_whole(self.folder, side.name, repeat):
                     say(f"{side.name}, repeat {repeat + 1}: is there, not run again")
                     continue
-                outcome = self._run(side, repeat, display, say)
+                title = f"{side.name}, repeat {repeat + 1} of {manifest.repeats}"
+                outcome = self._run(side, repeat, title, display(title), say)
                 manifest.as_of_now(self.folder).write(self.folder)
                 if outcome.interrupted:
                     raise KeyboardInterrupt
@@ -70,25 +71,27 @@ class Comparison:
         return summary
 
     def _run(
-        self, side: Side, repeat: int, display: Display, say: Callable[[str], None]
+        self,
+        side: Side,
+        repeat: int,
+        title: str,
+        on_progress: Callable[[Snapshot], None],
+        say: Callable[[str], None],
     ) -> RunOutcome:
-        target = raw_folder(self.folder, side.name, repeat)
-        target.mkdir(parents=True, exist_ok=True)
         log = self.folder / "logs" / f"{side.name}-{repeat}.log"
         log.parent.mkdir(exist_ok=True)
-        title = f"{side.name}, repeat {repeat + 1} of {self.manifest.repeats}"
         if "pipeline" in side.facts:
             say(f"{title}: starting a server")
         with side.start(log) as url:
             return run_once(
                 self.folder / SCENARIO,
                 url,
-                target,
+                raw_folder(self.folder, side.name, repeat),
                 num_workers=self.manifest.num_workers,
                 opt_out=side.opt_out,
                 model=side.model,
                 allow_remote=self.allow_remote,
-                on_progress=display(title),
+                on_progress=on_progress,
             )
 
 
@@ -102,4 +105,4 @@ def turns(sides: Sequence[Side], repeats: int) -> Iterator[tuple[int, Side]]:
 
 def has_records(folder: Path) -> bool:
     """Whether any run left something to report."""
-    return any((folder / RAW).rglob("requests.jsonl"))
+    return any((folder / RAW).rglob("requests*.jsonl"))

@@ -23,6 +23,8 @@ from specstack.budget.cost_store import machine_name
 from specstack_loadtest.scenario import Scenario, Trace
 
 MANIFEST, SCENARIO, INPUTS, RAW = "manifest.json", "scenario.yaml", "inputs", "raw"
+KILLED = "it was killed"
+"""Why a run ended that could not say so itself."""
 _PACKAGES = ("specstack", "locust", "httpx", "gevent", "numpy")
 SAME = (
     "kind", "scenario", "sides", "baseline", "side_facts", "num_workers", "machine", "commit",
@@ -89,9 +91,23 @@ class Manifest:
         inputs = [folder / SCENARIO, *(folder / INPUTS).iterdir()]
         paths = sorted([*inputs, *(path for path in (folder / RAW).rglob("*") if path.is_file())])
         files = {str(path.relative_to(folder)): sha256_of(path) for path in paths}
+        early = tuple(f"{run}: {why}" for run, why in self._ended_early(folder).items())
+        return replace(self, files=files, incomplete=early)
+
+    def with_killed_runs(self, folder: Path) -> Manifest:
+        """The same, with what runs that were killed left: nobody was there to write it down. What
+        is known of the others stays.
+        """
+        early, now = self._ended_early(folder), self.as_of_now(folder)
+        killed = tuple(f"{RAW}/{run}/" for run, why in early.items() if why == KILLED)
+        files = {name: old for name, old in self.files.items() if not name.startswith(killed)}
+        files |= {name: new for name, new in now.files.items() if name.startswith(killed)}
+        return replace(now, files=dict(sorted(files.items())))
+
+    def _ended_early(self, folder: Path) -> dict[str, str]:
+        """Why runs that were begun are not complete, by SIDE/REPEAT."""
         runs = [(side, repeat) for side in self.sides for repeat in range(self.repeats)]
-        early = [f"{s}/{r}: {why}" for s, r in runs if (why := _why_early(folder, s, r))]
-        return replace(self, files=files, incomplete=tuple(early))
+        return {f"{s}/{r}": why for s, r in runs if (why := _why_early(folder, s, r))}
 
 
 def is_name(text: str) -> bool:
@@ -113,7 +129,7 @@ def _why_early(folder: Path, side: str, repeat: int) -> str:
         outcome = json.loads((raw / "run.json").read_text("utf-8"))
         return "" if outcome["complete"] else str(outcome["reason"])
     except (OSError, ValueError, KeyError, TypeError):
-        return "it was killed"
+        return KILLED
 
 
 def is_whole(folder: Path, side: str, repeat: int) -> bool:
@@ -161,7 +177,8 @@ def open_folder(folder: Path, manifest: Manifest, files: Mapping[str, bytes]) ->
     """Make `folder` with the scenario's files, or go on with it.
 
     Returns:
-        The manifest, with what is known of the runs that are there and not run again.
+        The manifest, with what is known of the runs that are there. No repeat that was begun is
+        left out, however few are asked for now.
 
     Raises:
         FolderError: another comparison lies there.
@@ -176,8 +193,14 @@ def open_folder(folder: Path, manifest: Manifest, files: Mapping[str, bytes]) ->
                     f"  there: {json.dumps(old)}\n  asked: {json.dumps(new)}\n"
                     "give another --out, or remove that folder"
                 )
+        begun = [
+            repeat + 1
+            for repeat in range(before.repeats)
+            if any(raw_folder(folder, side, repeat).exists() for side in before.sides)
+        ]
         manifest = replace(
             manifest,
+            repeats=max([manifest.repeats, *begun]),
             created_at=before.created_at,
             files=before.files,
             incomplete=before.incomplete,

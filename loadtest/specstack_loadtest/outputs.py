@@ -2,7 +2,8 @@
 
 Turns after the first one that differs were asked with another history and are left out. Plain
 decoding's own repeats are the control: where they differ, the target is not deterministic at this
-load, and no side can be.
+load, and no side can be. Without a control nothing is known of that, and no difference is held
+against a side.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ def compare_repeats(runs: Sequence[Run]) -> Agreement | None:
 
 
 def differs_beyond(found: Agreement, control: Agreement | None) -> bool:
-    """Whether there are more differences than the control explains."""
-    if not found.num_different:
+    """Whether there are more differences than the control explains; no control explains all."""
+    if not found.num_different or control is None or not control.num_pairs:
         return False
-    if control is None or not control.num_different:
+    if not control.num_different:
         return True
     assert found.share.low is not None
     return control.share.high is None or found.share.low > control.share.high

@@ -25,6 +25,7 @@ from specstack_loadtest.plot_parts import (
     new_figure,
     points_with_intervals,
 )
+from specstack_loadtest.words import load_unit
 
 _LEAST_MS = 0.1
 """Where logarithmic axes begin: two chunks of one read have no gap."""
@@ -50,8 +51,7 @@ def crossover(summary: Summary) -> Figure | None:
     levels = [phase["users"] or phase["rate"] for phase in phases]
     if len(phases) < 2 or not summary["comparisons"] or None in levels:
         return None
-    is_closed = phases[0]["users"] is not None
-    unit = "users" if is_closed else "requests/s"
+    is_closed, unit = phases[0]["users"] is not None, load_unit(phases)
     what = "tokens/s" if is_closed else "the mean time to the same answers"
     plot = new_figure(
         f"Speed over {summary['baseline']}'s, by {what}",

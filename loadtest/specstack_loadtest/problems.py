@@ -11,7 +11,11 @@ from typing import Any, Literal
 
 from specstack_loadtest.words import signed_ms
 
-Kind = Literal["run", "errors", "client", "outputs", "baseline", "cache", "repeats", "tokens"]
+Kind = Literal[
+    "run", "errors", "server", "client", "outputs", "baseline", "cache", "repeats", "tokens"
+]
+SAME_SERVER = ("model_path", "version", "dtype", "plan_hash")
+"""What all runs of a side must have been served with: they are taken together."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,8 @@ def problems_of(summary: Mapping[str, Any]) -> list[Problem]:
     found = [
         *_runs(summary),
         *_errors(summary),
+        *_warmups(summary),
+        *_servers(summary),
         *_client(summary),
         *_outputs(summary),
         *_baseline(summary),
@@ -73,6 +79,45 @@ def _errors(summary: Mapping[str, Any]) -> Iterator[Problem]:
             )
 
 
+def _warmups(summary: Mapping[str, Any]) -> Iterator[Problem]:
+    """Failures of whole runs that no result counts."""
+    for run in summary["runs"]:
+        counted = sum(
+            part["failed"]
+            for result in summary["results"]
+            for part in result["parts"]
+            if (result["side"], part["repeat"]) == (run["side"], run["repeat"])
+        )
+        if run["complete"] and run["failed"] > counted:
+            num = run["failed"] - counted
+            yield Problem(
+                "errors",
+                True,
+                f"{run['side']}, repeat {run['repeat'] + 1}: {num}"
+                f" request{'s' if num > 1 else ''} of the warm-up failed.",
+            )
+
+
+def _servers(summary: Mapping[str, Any]) -> Iterator[Problem]:
+    """Sides whose runs were of different servers."""
+    for side in summary["sides"]:
+        servers = [run["server"] for run in summary["runs"] if run["side"] == side]
+        told = [one for one in servers if any(key in one for key in SAME_SERVER)]
+        differing = {
+            key: values
+            for key in SAME_SERVER
+            if len(values := dict.fromkeys(str(one.get(key, "none")) for one in told)) > 1
+        }
+        if differing:
+            found = "; ".join(f"{key} {' and '.join(v)}" for key, v in differing.items())
+            yield Problem(
+                "server",
+                True,
+                f"{side}: its runs were of different servers ({found}), and are taken together"
+                " here.",
+            )
+
+
 def _client(summary: Mapping[str, Any]) -> Iterator[Problem]:
     for result in summary["results"]:
         if result["client"]["saturated"]:
@@ -91,7 +136,7 @@ def _outputs(summary: Mapping[str, Any]) -> Iterator[Problem]:
             f"{side}: {found['different']} of {found['pairs']} greedy answers differ from"
             f" {summary['baseline']}'s. "
         )
-        if control is None:
+        if control is None or not control["pairs"]:
             said += "There is no second repeat to tell whether the target repeats itself."
         else:
             said += (
@@ -117,18 +162,18 @@ def _baseline(summary: Mapping[str, Any]) -> Iterator[Problem]:
 
 def _caches(summary: Mapping[str, Any]) -> Iterator[Problem]:
     """Runs that may have found their prompts in the prefix cache, put there by a run before."""
-    seen: dict[str, str] = {}
+    by_url: dict[str, list[Any]] = {}
     for run in summary["runs"]:
-        url = run["server"].get("url", "")
-        before = seen.setdefault(url, run["side"])
-        if url and before != run["side"] and not run["cache_flushed"]:
+        by_url.setdefault(run["server"].get("url", ""), []).append(run)
+    for url, runs in by_url.items():
+        if url and len(runs) > 1 and not all(run["cache_flushed"] for run in runs):
+            sides = " and ".join(dict.fromkeys(run["side"] for run in runs))
             yield Problem(
                 "cache",
                 False,
-                f"{before} and {run['side']} are one server ({url}), whose prefix cache could not"
-                " be emptied between runs: who ran later may have found its prompts there.",
+                f"{sides}: {len(runs)} runs on one server ({url}), whose prefix cache could not be"
+                " emptied before each of them: later ones may have found their prompts there.",
             )
-            return
 
 
 def _repeats(summary: Mapping[str, Any]) -> Iterator[Problem]:

@@ -15,7 +15,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from specstack_loadtest import words
+from specstack_loadtest import headlines, words
 from specstack_loadtest.folder import Manifest
 from specstack_loadtest.looks import colors_of
 from specstack_loadtest.page_context import context_of
@@ -46,8 +46,8 @@ def page(summary: Mapping[str, Any], manifest: Manifest) -> str:
         summary=summary,
         manifest=manifest,
         colors=colors_of(summary),
-        conclusions=words.conclusions(summary),
-        verdicts=words.verdicts(summary),
+        conclusions=headlines.conclusions(summary),
+        verdicts=headlines.verdicts(summary),
         fatal=[p["text"] for p in summary["problems"] if p["fatal"] or p["kind"] == "baseline"],
         notes=[
             p["text"] for p in summary["problems"] if not p["fatal"] and p["kind"] != "baseline"

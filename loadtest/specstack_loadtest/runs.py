@@ -2,7 +2,8 @@
 
 What counts: requests that were due after the warm-up of their phase and before its end, and tokens
 that arrived in between, whichever request they belong to. What arrives at the very end counts: an
-answer may be what ends it. What arrives at the very beginning does not.
+answer may be what ends it. What arrives at the very beginning does not. Requests that the client
+itself broke off, because its run was stopped, count neither as answered nor as failed.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import numpy as np
 
 from specstack_loadtest.answers import token_arrivals
 from specstack_loadtest.arrivals import Phase
+from specstack_loadtest.client import CANCELLED
 from specstack_loadtest.estimates import Floats, Stretches
-from specstack_loadtest.folder import raw_folder
+from specstack_loadtest.folder import KILLED, raw_folder
 from specstack_loadtest.records import RequestRecord, read_records
+from specstack_loadtest.tail import CLIENT, REQUESTS, worker_files
 
 STRETCH_S = 5.0
 """About the length of the stretches that throughput is resampled by."""
@@ -54,22 +57,28 @@ class Run:
 
     @classmethod
     def read(cls, folder: Path, side: str, repeat: int) -> Run | None:
-        """Read a run's files; None: it left no requests.
+        """Read a run's files, those of its workers where it was killed before they were joined.
+
+        Returns:
+            None: it left no requests.
 
         Raises:
             ValueError: a file is not what it should be; names it.
         """
         raw = raw_folder(folder, side, repeat)
-        if not (raw / "requests.jsonl").exists():
+        paths = _joined_or_not(raw, REQUESTS)
+        if not paths:
             return None
+        records = [record for path in paths for record in read_records(path)]
+        keys = ("t_s", "lag_s", "cpu")
         return cls(
             side,
             repeat,
-            tuple(read_records(raw / "requests.jsonl")),
+            tuple(sorted(records, key=lambda record: record.identity)),
             tuple(_scrapes(raw / "metrics.jsonl")),
-            tuple(_lines(raw / "client.jsonl", ("t_s", "lag_s", "cpu"))),
+            tuple(line for path in _joined_or_not(raw, CLIENT) for line in _lines(path, keys)),
             _object(raw / "server.json"),
-            _object(raw / "run.json"),
+            _object(raw / "run.json") or {"complete": False, "reason": KILLED},
         )
 
     @property
@@ -92,6 +101,12 @@ class Run:
         return times, amounts
 
 
+def _joined_or_not(raw: Path, kind: str) -> list[Path]:
+    """The file that all workers' were made one of, else theirs."""
+    joined = raw / f"{kind}.jsonl"
+    return [joined] if joined.exists() else worker_files(raw, kind)
+
+
 def _scrapes(path: Path) -> Iterator[Scrape]:
     scrape = Scrape(0.0, {})
     for line in _lines(path, ("t_s", "values")):
@@ -109,7 +124,7 @@ class Part:
     is_cut: bool
     """The run ended before the phase did."""
     records: tuple[RequestRecord, ...]
-    """That were due in it."""
+    """That were due in it, without those that the client itself broke off."""
 
     @classmethod
     def of(cls, run: Run, phase: Phase) -> Part | None:
@@ -127,7 +142,7 @@ class Part:
         if end_s <= start_s:
             return None
         kept = own if phase.seconds is None else [r for r in own if start_s <= r.due_s < end_s]
-        return cls(run, start_s, end_s, is_cut, tuple(kept))
+        return cls(run, start_s, end_s, is_cut, tuple(r for r in kept if r.error != CANCELLED))
 
     @property
     def seconds(self) -> float:

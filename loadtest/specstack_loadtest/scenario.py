@@ -1,7 +1,8 @@
 """What a scenario file says: frozen data; `scenario_file` reads it, `workload` and `arrivals` act.
 
-A scenario is a load (when requests come), a workload (what they ask), and when to stop. Nothing in
-it depends on the server, so that the same file asks every server the same.
+A scenario is a load (when conversations begin), a workload (what they ask), and when to stop. A
+conversation is one request, unless the workload has more turns. Nothing depends on the server, so
+that the same file asks every server the same.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Options(BaseModel):
 
 
 class Closed(Options):
-    """Users who each send a request when their last one was answered."""
+    """Users who each begin a conversation when their last one has ended."""
 
     kind: Literal["closed"] = "closed"
     users: Annotated[tuple[Count, ...], Levels, NotEmpty] = Field(
@@ -45,20 +46,20 @@ class Closed(Options):
 
 
 class Poisson(Options):
-    """Requests that come independently of each other and of the answers."""
+    """Conversations that begin independently of each other and of the answers."""
 
     kind: Literal["poisson"] = "poisson"
     rate: Annotated[tuple[Positive, ...], Levels, NotEmpty] = Field(
-        description="requests per second; a list is one phase for each"
+        description="conversations that begin per second; a list is one phase for each"
     )
 
 
 class Gamma(Options):
-    """Requests in bursts: gaps by a Gamma law."""
+    """Conversations that begin in bursts: gaps by a Gamma law."""
 
     kind: Literal["gamma"] = "gamma"
     rate: Annotated[tuple[Positive, ...], Levels, NotEmpty] = Field(
-        description="requests per second; a list is one phase for each"
+        description="conversations that begin per second; a list is one phase for each"
     )
     cv: float = Field(
         default=3.0,
@@ -160,14 +161,16 @@ class Stop(Options):
     """When a phase ends: one of the two."""
 
     seconds: Positive | None = Field(default=None, description="after so long, warm-up included")
-    requests: Count | None = Field(default=None, description="after so many, warm-up included")
+    requests: Count | None = Field(
+        default=None, description="after so many conversations, warm-up included"
+    )
 
 
 class Warmup(Options):
     """What comes first in every phase and counts nowhere: in the measure of `stop`, or nothing."""
 
     seconds: Positive | None = Field(default=None, description="so long")
-    requests: Count | None = Field(default=None, description="so many")
+    requests: Count | None = Field(default=None, description="so many conversations")
 
 
 class Slo(Options):

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
 
 from specstack_loadtest.runs import Scrape
 
@@ -16,6 +18,8 @@ Labels = tuple[tuple[str, str], ...]
 
 DRAFTS = "spec_decode_num_drafts_total"
 """What all exporters of the shared schema have, behind their prefix."""
+EMITTED = "emitted_tokens_total"
+"""What specstack's alone has; every round adds to it."""
 GAUGES: Mapping[str, tuple[Callable[[Iterable[float]], float], tuple[str, ...], str]] = {
     "running": (
         sum,
@@ -39,7 +43,10 @@ GAUGES: Mapping[str, tuple[Callable[[Iterable[float]], float], tuple[str, ...], 
     ),
     "draft_budget": (max, (), "draft_budget"),
 }
-"""By what it measures: how series are joined, engines' names, and specstack's without prefix."""
+"""By what it measures: how series are joined, engines' names, and specstack's without prefix.
+Specstack's, which come first, are of the last round. SGLang 0.5.23 writes its own every 40 rounds
+and with each prefill, as of before its requests join.
+"""
 RETRACTED = ("sglang:num_retracted_requests_total", "vllm:num_preemptions_total")
 _SERIES = re.compile(r"(?P<name>[^{]+)(?:\{(?P<labels>.*)\})?$", re.DOTALL)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -74,13 +81,30 @@ class PhaseMetrics:
 
     def gauge(self, what: str) -> list[tuple[float, float]]:
         """(time, value) of each scrape that has it, by a key of `GAUGES`."""
-        join, names, own = GAUGES[what]
+        join, engines, own = GAUGES[what]
         full = self.own(own)
-        for name in (*names, *(() if full is None else (full,))):
-            found = [(s.t_s, list(series(s.values, name).values())) for s in self.scrapes]
+        sources = [] if full is None else [(full, self._after_rounds)]
+        for name, scrapes in (*sources, *((engine, self.scrapes) for engine in engines)):
+            found = [(s.t_s, list(series(s.values, name).values())) for s in scrapes]
             if any(values for _, values in found):
                 return [(t_s, float(join(values))) for t_s, values in found if values]
         return []
+
+    @property
+    def knows_each_round(self) -> bool:
+        """Whether running and waiting requests are told as of the last round."""
+        names = [self.own(GAUGES[what][2]) for what in ("running", "queued")]
+        return all(name and series(self.scrapes[-1].values, name) for name in names)
+
+    @cached_property
+    def _after_rounds(self) -> tuple[Scrape, ...]:
+        """The first one, and those that a round ended before since the scrape before: without one,
+        specstack's gauges stay as they were, however long ago that was.
+        """
+        emitted = self.own(EMITTED) or ""
+        counts = [sum(series(scrape.values, emitted).values()) for scrape in self.scrapes]
+        later = zip(self.scrapes[1:], pairwise(counts), strict=True)
+        return (*self.scrapes[:1], *(scrape for scrape, (before, now) in later if now != before))
 
     def increase(self, name: str, by: tuple[str, ...] = ()) -> dict[tuple[str, ...], float] | None:
         """How far counters went from the first scrape to the last one, summed by some labels.
@@ -134,4 +158,4 @@ def _prefix(values: Mapping[str, float]) -> str | None:
     """Of the exporter of the shared schema; specstack's before an engine's own."""
     names = {match["name"] for match in map(_SERIES.match, values) if match}
     found = sorted(name.removesuffix(DRAFTS) for name in names if name.endswith(DRAFTS))
-    return next((p for p in found if f"{p}emitted_tokens_total" in names), next(iter(found), None))
+    return next((p for p in found if f"{p}{EMITTED}" in names), next(iter(found), None))

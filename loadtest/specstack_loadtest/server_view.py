@@ -148,8 +148,8 @@ def prefix_cache(cell: Cell) -> dict[str, Any] | None:
         cached, prompt = (float(sum(column)) for column in zip(*told, strict=True))
         return _hits(cached, prompt, "answers")
     found = summed(m.own_increase("prompt_tokens_total", ("source",)) for m in cell.metrics)
-    if not found:
-        return None
+    if found is None or not {("cache",), ("computed",)} & found.keys():
+        return None  # an engine's own counter of that name does not tell them apart
     return _hits(found.get(("cache",), 0.0), sum(found.values()), "counters")
 
 

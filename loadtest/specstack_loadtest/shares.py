@@ -1,7 +1,8 @@
 """Which conversations a worker sends, of several that send a scenario together.
 
-With W workers, worker w takes the indices with index % W == w, in every phase. Which requests there
-are, and when open loops send them, does not depend on W.
+With W workers, worker w takes the indices with index % W == w, in every phase; in one of a closed
+loop with fewer users than workers, W is the number of users, and the other workers send nothing.
+Which requests there are, and when open loops send them, does not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -104,12 +105,10 @@ class ClosedShare:
 
     def take(self, now_s: float) -> tuple[Phase, int] | None:
         """Phase and index of the next conversation, and a seat; None: not now."""
-        phase = phase_at(self.phases, now_s)
-        worker, num_workers = self._start.worker, self._start.num_workers
-        if phase is None or self.num_seated >= num_users(phase, worker, num_workers):
+        start, phase = self._start, phase_at(self.phases, now_s)
+        if phase is None or self.num_seated >= num_users(phase, start.worker, start.num_workers):
             return None
-        index = worker + num_workers * self._num_taken[phase.number]
-        if phase.requests is not None and index >= phase.requests:
+        if (index := self._next_index(phase)) is None:
             return None
         self._num_taken[phase.number] += 1
         self.num_seated += 1
@@ -125,6 +124,14 @@ class ClosedShare:
         if self.num_seated or now_s < last.starts_s:
             return False
         if last.requests is not None:
-            first_left = self._start.worker + self._start.num_workers * self._num_taken[last.number]
-            return first_left >= last.requests
+            return self._next_index(last) is None
         return phase_at(self.phases, now_s) is None
+
+    def _next_index(self, phase: Phase) -> int | None:
+        """Of the first conversation of its share that was not begun; None: there is none."""
+        assert phase.users is not None
+        worker, num_sending = self._start.worker, min(self._start.num_workers, phase.users)
+        index = worker + num_sending * self._num_taken[phase.number]
+        if worker >= num_sending or (phase.requests is not None and index >= phase.requests):
+            return None
+        return index

@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from specstack.applications import PIPELINE_SERVER, PLAIN_OVERRIDES, load
+from specstack.plan import plan_file
 from specstack_dsl import load as load_pipeline
 from specstack_loadtest.folder import is_name
 
@@ -53,7 +54,8 @@ def pipeline_sides(
 
     Raises:
         click.ClickException: two have one name, or a name is no name of a folder.
-        SpecError: a pipeline is wrong.
+        SpecError, PlanError: a pipeline is wrong, or cannot run with its model or on this machine:
+            known before any is started, not at its turn hours later.
     """
     sides: list[Side] = []
     for text in pipelines:
@@ -95,6 +97,7 @@ def _pipeline_side(name: str, file: Path, overrides: tuple[str, ...]) -> Side:
         server: AbstractContextManager[str] = serve(file, overrides, log=log)
         return server
 
+    plan_file(file, overrides)
     text = load_pipeline(file, overrides).model_dump_json()
     facts = {
         "pipeline": str(file),

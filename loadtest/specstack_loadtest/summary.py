@@ -10,6 +10,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from specstack_loadtest.outputs import Agreement, compare_outputs, compare_repea
 from specstack_loadtest.paired import compare
 from specstack_loadtest.problems import problems_of
 from specstack_loadtest.records import kinds_of_errors
-from specstack_loadtest.runs import Run, read_runs
+from specstack_loadtest.runs import Part, Run, read_runs
 from specstack_loadtest.saturation import verdict
 from specstack_loadtest.scenario import Scenario
 from specstack_loadtest.scenario_file import load_scenario
@@ -157,8 +158,9 @@ def _result(cell: Cell, scenario: Scenario) -> dict[str, Any]:
     records = cell.records
     samples = [sample for part in cell.parts for sample in part.samples()]
     client = vars(verdict(samples, records))
-    load = server_view.server_load(cell)
     in_flight = [part.in_flight() for part in cell.parts]
+    while_due = list(_while_due(cell))
+    due = [record for part in while_due for record in part.records]
     return {
         "side": cell.side,
         "phase": cell.phase.number,
@@ -182,8 +184,8 @@ def _result(cell: Cell, scenario: Scenario) -> dict[str, Any]:
             "errors": kinds_of_errors(records),
             "finish_reasons": cell.finish_reasons(),
         },
-        "due_per_s": len(records) / cell.seconds,
-        "asked_tokens_per_s": sum(record.max_tokens for record in records) / cell.seconds,
+        "due_per_s": _per_s(len(due), while_due),
+        "asked_tokens_per_s": _per_s(sum(record.max_tokens for record in due), while_due),
         "tokens_per_s": cell.tokens_per_s().as_data(),
         "tokens_per_chunk": cell.tokens_per_chunk(),
         "answers_per_s": cell.answers_per_s().as_data(),
@@ -194,30 +196,43 @@ def _result(cell: Cell, scenario: Scenario) -> dict[str, Any]:
             "mean": sum(mean for mean, _ in in_flight) / len(in_flight),
             "max": max(most for _, most in in_flight),
         },
-        "server": load,
+        "server": server_view.server_load(cell),
         "acceptance": server_view.acceptance(cell),
         "budget": server_view.budgets(cell),
         "prefix_cache": server_view.prefix_cache(cell),
         "client": client,
-        "bound": bound_of(_signs(cell, load["cap"], client)).as_data(),
+        "bound": bound_of(_signs(cell, client, while_due)).as_data(),
         "curves": {name: _curve(distributions[name]) for name in CURVES},
     }
 
 
-def _signs(cell: Cell, cap: int | None, client: dict[str, Any]) -> Signs:
-    gauges = {
-        what: [value for metrics in cell.metrics for _, value in metrics.gauge(what)]
-        for what in ("running", "queued", "kv_usage")
-    }
-    retracted = [metrics.retracted() or 0.0 for metrics in cell.metrics]
-    answered = sum(part.answers().amounts.sum() for part in cell.parts)
-    is_open = cell.phase.users is None
-    return Signs(
-        client=client["sentence"] if client["saturated"] else None,
-        **gauges,
-        retracted=sum(retracted),
-        cap=cap,
-        answered_share=answered / max(1, len(cell.records)) if is_open else None,
+def _while_due(cell: Cell) -> Iterator[Part]:
+    """The parts as long as requests were due. Where a number of requests ends an open loop, its
+    last arrival does: answers that come after it were not given in the time of the load.
+    """
+    for part in cell.parts:
+        if cell.phase.users is not None or cell.phase.seconds is not None:
+            yield part
+            continue
+        arrivals = [record.due_s for record in part.records if record.turn == 0]
+        end_s = max(arrivals, default=part.start_s)
+        if end_s > part.start_s:
+            due = tuple(record for record in part.records if record.due_s < end_s)
+            yield replace(part, end_s=end_s, records=due)
+
+
+def _per_s(amount: float, parts: Sequence[Part]) -> float | None:
+    return amount / sum(part.seconds for part in parts) if parts else None
+
+
+def _signs(cell: Cell, client: dict[str, Any], while_due: Sequence[Part]) -> Signs:
+    num_due = sum(len(part.records) for part in while_due)
+    num_answers = float(sum(part.answers().amounts.sum() for part in while_due))
+    is_closed = cell.phase.users is not None
+    return Signs.of(
+        cell,
+        client["sentence"] if client["saturated"] else None,
+        None if is_closed or not num_due else num_answers / num_due,
     )
 
 

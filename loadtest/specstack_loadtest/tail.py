@@ -56,5 +56,8 @@ def join_files(folder: Path) -> list[RequestRecord]:
 
 
 def _write(path: Path, lines: Iterator[str]) -> None:
-    with path.open("w", encoding="utf-8") as file:
+    """Whole or not at all: the workers' files count where there is none."""
+    part = path.with_suffix(".part")
+    with part.open("w", encoding="utf-8") as file:
         file.writelines(line + "\n" for line in lines)
+    part.replace(path)

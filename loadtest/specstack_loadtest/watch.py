@@ -32,6 +32,9 @@ class Watch:
         self._in_flight: dict[int, int] = {}
         self._unreachable: list[float] = []
         self._num_done = self._num_errors = 0
+        self._num_turns = scenario.workload.turns
+        self._num_turns_over = 0
+        """Ended, or never to come: an error ends its conversation."""
 
     def look(self, now_s: float, draft_budget: float | None) -> Snapshot:
         """Read what is new."""
@@ -64,6 +67,7 @@ class Watch:
     def _take(self, record: RequestRecord) -> None:
         self._num_done += 1
         self._num_errors += record.error is not None
+        self._num_turns_over += 1 if record.error is None else self._num_turns - record.turn
         self._recent.append(record)
         if record.error == "connect":
             self._unreachable.append(record.end_s)
@@ -74,7 +78,7 @@ class Watch:
         last = self._phases[-1]
         if last.ends_s is not None:
             return min(max(now_s / last.ends_s, 0.0), 1.0)
-        return self._num_done / last.requests if last.requests else None
+        return self._num_turns_over / (last.requests * self._num_turns) if last.requests else None
 
 
 def _tokens_per_s(answered: Iterable[RequestRecord], now_s: float) -> float | None:

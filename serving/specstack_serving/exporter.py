@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from specstack.budget.controller import BudgetController, Report
+from specstack.budget.costs import CostTable
 from specstack.metrics.definitions import METRICS, context_bucket
 from specstack.metrics.record import RoundRecord
 from specstack.plan import MetricsPlan
@@ -40,7 +41,10 @@ class RoundExporter:
         self._labels = {"model_name": model_name}
         self._per_position = metrics.per_position
         self._families = _families(metrics.prefix, tuple(self._labels)) if enabled else {}
-        self._cost_labels: dict[str, str] | None = None
+        self._children: dict[tuple[Any, ...], Any] = {}
+        self._cost_table: CostTable | None = None
+        self._cost_source = ""
+        self._cost_info: Any = None
         self._plan_labels: dict[str, str] | None = None
         for metric in METRICS if enabled else ():
             if not metric.labels:
@@ -158,17 +162,24 @@ class RoundExporter:
         self._add("fallbacks", report.num_fallbacks)
 
     def _costs(self, controller: BudgetController) -> None:
-        table = controller.costs.table
-        labels = {"key": table.key.digest if table else "", "source": controller.costs.source}
-        if labels != self._cost_labels:
-            if self._cost_labels is not None:
-                self._family("cost_table_info", **self._cost_labels).set(0)
-            self._family("cost_table_info", **labels).set(1)
-            self._cost_labels = labels
+        table, source = controller.costs.table, controller.costs.source
+        if table is not self._cost_table or source != self._cost_source:
+            self._cost_table, self._cost_source = table, source
+            if self._cost_info is not None:
+                self._cost_info.set(0)
+            digest = table.key.digest if table else ""
+            self._cost_info = self._family("cost_table_info", key=digest, source=source)
+            self._cost_info.set(1)
         self._family("cost_table_drift").set(controller.costs.drift)
 
     def _family(self, name: str, **extra: str) -> Any:
-        return self._families[name].labels(**self._labels, **extra)
+        """What a family counts under these labels; looked up once, as that takes longer."""
+        key = name, *extra.items()
+        child = self._children.get(key)
+        if child is None:
+            child = self._families[name].labels(**self._labels, **extra)
+            self._children[key] = child
+        return child
 
     def _add(self, name: str, amount: float, **extra: str) -> None:
         if amount:

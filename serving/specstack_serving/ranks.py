@@ -75,6 +75,10 @@ class AgreedDrafter:
         """Hand on."""
         self._drafter.absorb(committed)
 
+    def forget(self) -> None:
+        """Hand on."""
+        self._drafter.forget()
+
     def propose(self, batch: DraftBatch, draft_budget: int) -> DraftProposal:
         """Rank 0's candidates; their shapes depend on nothing that is rounded."""
         own = self._drafter.propose(batch, draft_budget)

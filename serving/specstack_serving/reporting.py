@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from specstack.budget.base import Budget, Load
 from specstack.budget.controller import BudgetController
@@ -96,10 +96,8 @@ class RoundReporter:
         """Report the oldest round that waits."""
         waiting = self._waiting.popleft()
         load = waiting.load
-        record = waiting.outcome.record(waiting.has_ended())
-        assert len(num_correct) == record.num_requests
-        record = replace(
-            record,
+        record = waiting.outcome.record(
+            waiting.has_ended(),
             request_ids=load.request_ids,
             context_lens=load.context_lens,
             num_queued=load.num_queued,
@@ -107,6 +105,7 @@ class RoundReporter:
             started_at=waiting.started_at,
             step_seconds=waiting.step_seconds,
         )
+        assert len(num_correct) == record.num_requests
         report = self.controller.observe(record)
         self.exporter.round(report, self.controller, is_eager_fallback=waiting.is_eager_fallback)
         if self._trace is not None:

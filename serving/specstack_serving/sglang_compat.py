@@ -206,6 +206,7 @@ SEAMS: dict[str, Seam] = {
             "draft_worker",
             "on_verify_complete_cpu",
             "alloc_memory_pool",
+            "clear_cache_pool",
             "init_cuda_graphs",
             "target_worker",
         ),

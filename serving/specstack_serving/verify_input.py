@@ -93,7 +93,7 @@ def pack_nodes(tree: DraftTree, *, ragged: bool) -> PackedNodes:
     """
     batch, num_nodes = tree.tokens.shape
     rows = torch.arange(batch * num_nodes, device=tree.tokens.device).view(batch, num_nodes)
-    if not ragged:
+    if not ragged or num_nodes == 1:  # a root lives
         return PackedNodes(None, rows)
     is_live = torch.arange(num_nodes, device=rows.device) < tree.num_nodes[:, None]
     computed = is_live.reshape(-1).nonzero()[:, 0]

@@ -101,6 +101,10 @@ class SpecstackWorker(sgl.BaseSpecWorker):  # type: ignore[misc]
         if self._graphs is not None:
             self._graphs.build()
 
+    def clear_cache_pool(self) -> None:
+        """The engine empties its caches, its server being idle."""
+        self._speculator.forget()
+
     def graphs_of(self, width: int) -> AbstractContextManager[None]:
         """Around a verify forward of `width` nodes per request."""
         return nullcontext() if self._graphs is None else self._graphs.activate(width)

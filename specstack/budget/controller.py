@@ -152,14 +152,18 @@ class BudgetController:
     def _sides(self, record: RoundRecord, decision: Decision) -> dict[str, Side]:
         if record.step_seconds is None or not self.costs.ready:
             return {}
-        load = decision.load
+        plain = self._forecast(decision.load, Budget(0, ""))
+
+        def foretold(budget: Budget) -> Side:
+            return self._forecast(decision.load, budget) if budget.draft_budget else plain
+
         sides = {
             "measured": (float(record.num_emitted), record.step_seconds),
-            "predicted": self._forecast(load, decision.budget),
-            "plain": self._forecast(load, Budget(0, "")),
+            "predicted": foretold(decision.budget),
+            "plain": plain,
         }
         if decision.shadow is not None:
-            sides["shadow"] = self._forecast(load, decision.shadow)
+            sides["shadow"] = foretold(decision.shadow)
         return sides
 
     def _forecast(self, load: Load, budget: Budget) -> Side:

@@ -114,7 +114,8 @@ class SurvivalWindow:
     def observe(self, record: RoundRecord) -> None:
         """Learn from a round, whoever chose its budget."""
         if record.draft_budget == 0 or not self._most:
-            self._age(AGEING * record.num_requests, FLOOR)
+            if self._asked > FLOOR:
+                self._age(AGEING * record.num_requests, FLOOR)
             return
         asked = record.num_asked
         rows = np.asarray(record.survivals, dtype=np.float64)
@@ -144,7 +145,7 @@ class SurvivalWindow:
     def _age(self, request_rounds: float, floor: float) -> None:
         keep = 0.5 ** (request_rounds / self.half_life)
         if self._asked * keep < floor:
-            keep = min(1.0, floor / self._asked) if self._asked else 1.0
+            keep = floor / self._asked
         self._asked *= keep
         for sums in (self._correct, self._verified, self._predicted, self._realised):
             sums *= keep

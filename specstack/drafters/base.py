@@ -74,6 +74,9 @@ class Drafter(Protocol):
     def absorb(self, committed: CommittedTokens) -> None:
         """Take the features of tokens that are final now. Host sync: none."""
 
+    def forget(self) -> None:
+        """Drop what is kept of requests that have ended; called while none runs."""
+
     def propose(self, batch: DraftBatch, draft_budget: int) -> DraftProposal:
         """Propose at least the best `draft_budget` candidates (if there are as many) per request.
 
@@ -95,6 +98,9 @@ class TokenDrafter:
         """Never called."""
         raise AssertionError("a drafter of tokens absorbs no features")
 
+    def forget(self) -> None:
+        """Nothing is kept beyond a slot's request."""
+
 
 class FeatureDrafter:
     """What a drafter that reads features alone leaves out."""
@@ -109,3 +115,6 @@ class FeatureDrafter:
     def observe(self, slot: int, tokens: Sequence[int]) -> None:
         """Never called."""
         raise AssertionError("a drafter of features hears no tokens")
+
+    def forget(self) -> None:
+        """Nothing is kept beyond a slot's request."""

@@ -59,6 +59,11 @@ class MergeDrafter:
                 features = _select(committed.features, self.needs, drafter.needs)
                 drafter.absorb(replace(committed, features=features))
 
+    def forget(self) -> None:
+        """Tell all."""
+        for drafter in self._of:
+            drafter.forget()
+
     def propose(self, batch: DraftBatch, draft_budget: int) -> DraftProposal:
         """The candidates of all, merged where the batch is; host candidates are copied there."""
         proposals = [drafter.propose(batch, draft_budget) for drafter in self._of]

@@ -79,6 +79,12 @@ class NgramDrafter(TokenDrafter):
         if finished is not None and self._shared is not None:
             self._shared.add(finished.tokens)
 
+    def forget(self) -> None:
+        """Drop the shared history, and the slots that would go there."""
+        self._slots.clear()
+        if self._shared is not None:
+            self._shared.clear()
+
     def propose(self, batch: DraftBatch, draft_budget: int) -> DraftProposal:
         """Propose the best `draft_budget` candidates of each slot and its most probable chain."""
         return self.continue_slots(batch.slots, draft_budget)

@@ -18,13 +18,16 @@ class SharedHistory:
         self._generation_tokens = max(1, max_tokens // 2)
         self._min_match = min_match
         self._max_match = max_match
-        self._young = self._new_generation()
-        self._old = self._new_generation()
+        self.clear()
 
     @property
     def num_tokens(self) -> int:
         """Tokens held, separators included."""
         return len(self._young.tokens) + len(self._old.tokens)
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._young, self._old = self._new_generation(), self._new_generation()
 
     def add(self, tokens: Sequence[int]) -> None:
         """Store a finished history: of one that exceeds a generation, its end."""

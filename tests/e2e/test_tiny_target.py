@@ -59,6 +59,18 @@ def overrides(tiny: Path, *more: str) -> tuple[str, ...]:
     )
 
 
+def rounds(url: str) -> int:
+    """How many rounds an answer takes; other requests take its slot afterwards."""
+    body = {"temperature": 0.0, "max_new_tokens": 60, "ignore_eos": True}
+    ids = list(range(60, 30, -1))
+    asked = {"input_ids": ids, "sampling_params": body}
+    answer = httpx.post(f"{url}/generate", json=asked, timeout=120.0).json()
+    for other in PROMPTS * 3:
+        send(url, other, {"temperature": 0.0, "max_new_tokens": 1})
+    count: int = answer["meta_info"]["spec_verify_ct"]
+    return count
+
+
 def send(url: str, ids: list[int], params: dict[str, Any]) -> list[int]:
     sampling = {"ignore_eos": True, **params}
     answer = httpx.post(
@@ -108,10 +120,13 @@ def plain_tiny(serve: Serve, tiny: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def speculative_tiny(serve: Serve, tiny: Path) -> dict[str, Any]:
-    wide = "budget={kind: fixed, draft_budget: 15}"
-    with serve("quickstart_ngram.yaml", *overrides(tiny, wide)) as url:
+    wide = ("budget={kind: fixed, draft_budget: 15}", "drafter.shared_tokens=100000")
+    with serve("quickstart_ngram.yaml", *overrides(tiny, *wide)) as url:
         found = {"greedy": greedy(url), "limit": to_the_limit(url), "sampled": sampled(url, 1.0)}
         found["metrics"] = httpx.get(f"{url}/metrics").text
+        found["rounds"] = [rounds(url), rounds(url)]
+        assert httpx.post(f"{url}/flush_cache").status_code == 200
+        found["rounds"].append(rounds(url))
         return found
 
 
@@ -119,6 +134,12 @@ def test_greedy_outputs_are_equal(
     plain_tiny: dict[str, Any], speculative_tiny: dict[str, Any]
 ) -> None:
     assert speculative_tiny["greedy"] == plain_tiny["greedy"]
+
+
+def test_emptied_caches_hold_no_drafts_either(speculative_tiny: dict[str, Any]) -> None:
+    first, again, emptied = speculative_tiny["rounds"]
+    assert again < first  # it drafts what it answered before
+    assert emptied == first
 
 
 def test_requests_at_the_context_limit_do_not_touch_each_other(

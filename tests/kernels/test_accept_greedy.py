@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from specstack_kernels import ops
 from specstack_kernels.reference.accept_greedy import accept_greedy as reference
@@ -61,6 +62,32 @@ def test_a_smaller_max_depth_cuts_the_walk():
     walk = ops.accept_greedy(tokens, parents, torch.tensor([4]), predict, max_depth=1)
     assert walk.accept_index.tolist() == [[0, 1]]
     assert walk.emitted.tolist() == [[1, 2]]
+
+
+class Operators(TorchDispatchMode):
+    """Notes which ones run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("nodes", [1, 7])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_a_walk_of_depth_0_is_the_root_and_looks_at_no_other_node(nodes, dtype):
+    *tree, _ = random_tree(3, nodes, 2, 0)
+    predict = torch.randint(2, (3, nodes), dtype=dtype)
+    looked = []
+    for max_depth in (0, 1):
+        with Operators() as operators:
+            walk = ops.accept_greedy(*tree, predict, max_depth=max_depth)
+        assert_same(walk, reference(*tree, predict, max_depth=max_depth))
+        looked.append("masked_fill" in operators.names)
+    assert looked == [False, True]
 
 
 def test_dead_nodes_are_never_accepted():

@@ -216,7 +216,7 @@ def simulated(
     server = {"version": "0.5.23", "model_path": "made-up-135m", "dtype": "float32"}
     state = {
         "effective_max_running_requests_per_dp": cap,
-        "specstack": {"plan_hash": f"{seed:08x}"},
+        "specstack": {"plan_hash": f"{speed.budget:08x}"},
     }
     return RawRun(tuple(records), tuple(scrapes), idle_client(end_s), {**server, **state})
 

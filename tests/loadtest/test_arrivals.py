@@ -61,6 +61,12 @@ def test_levels_are_phases_one_after_the_other() -> None:
     assert [phase.ends_s for phase in phases_of(one)] == [48.0, 96.0]
 
 
+def test_rates_of_several_turns_count_conversations() -> None:
+    workload = {"prompts": ["p.jsonl"], "output_tokens": 16, "turns": 2}
+    one = scenario({"kind": "poisson", "rate": 0.5}, workload=workload)
+    assert phases_of(one)[0].name == "0.5 conversations/s"
+
+
 def test_a_phase_by_requests_has_no_end_in_time() -> None:
     one = scenario({"kind": "closed", "users": 2}, stop={"requests": 8}, warmup={"requests": 2})
     assert phases_of(one) == (Phase(0, "2 users", 2, None, 0.0, 0.0, None, 8, 2),)

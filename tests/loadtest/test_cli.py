@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from fake_server import MODEL, Script, running_server
+from run_folders import RawRun, answer, closed, write_folder
 from small_scenarios import write_scenario
 
 from specstack.cli import main
@@ -162,6 +163,33 @@ def test_what_is_no_folder_of_load_tests_is_said_to_be_none(tmp_path: Path, caps
     code, _, err = load(capsys, "report", tmp_path)
     assert code == 1
     assert "not a folder of load tests" in err
+
+
+def test_what_a_killed_run_left_is_reported_and_can_be_verified(
+    tmp_path: Path, capsys: Any
+) -> None:
+    """The manifest is of before that run: the one that would have written it was killed, too."""
+    folder = write_folder(tmp_path / "out", closed(), {("a", 0): RawRun((answer(11.0),))}, None)
+    raw = folder / "raw/a/0"
+    (raw / "requests.jsonl").rename(raw / "requests-0.jsonl")
+    (raw / "run.json").unlink()
+    assert load(capsys, "report", folder, "--verify")[0] == 1
+    code, _, err = load(capsys, "report", folder)
+    assert code == 0, err
+    assert json.loads((folder / "summary.json").read_text())["runs"][0]["requests"] == 1
+    assert load(capsys, "report", folder, "--verify") == (
+        0, f"{folder}: every number follows from the raw data\n", "",
+    )  # fmt: skip
+    (raw / "requests-0.jsonl").write_text("")
+    assert load(capsys, "report", folder, "--verify")[0] == 1
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_help_says_how_commands_end(command: str, capsys: Any) -> None:
+    code, out, _ = load(capsys, command, "--help")
+    assert code == 0
+    listed = out[out.index("Exit codes:") :].splitlines()[1:]
+    assert {line.split()[0] for line in listed if line.strip()} >= {"0", "1", "2", "3", "130"}
 
 
 @pytest.mark.parametrize("command", ["run", "compare", "report", "scenarios"])

@@ -65,8 +65,17 @@ def test_workers_share_the_users_of_a_closed_loop(tmp_path: Path) -> None:
         assert most_in_flight(records) == users
         for worker in {record.worker for record in records}:
             indices = sorted(r.index for r in records if r.worker == worker)
-            assert indices == list(range(worker, worker + 2 * len(indices), 2))
+            sending = min(2, users)
+            assert indices == list(range(worker, worker + sending * len(indices), sending))
     assert most_in_flight(ran.records) == 3
+
+
+def test_more_workers_than_users_end(tmp_path: Path) -> None:
+    scenario = write_scenario(tmp_path, {"kind": "closed", "users": 2}, {"requests": 8})
+    with running_server(Script(), tmp_path / "server") as server:
+        outcome = run_once(scenario, server.url, tmp_path / "run", num_workers=4)
+    assert outcome.complete
+    assert [record.index for record in records_of(tmp_path / "run")] == list(range(8))
 
 
 def test_a_worker_that_dies_is_said(tmp_path: Path) -> None:

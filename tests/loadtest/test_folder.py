@@ -145,6 +145,38 @@ def test_a_folder_that_is_gone_on_with_keeps_what_is_known(tmp_path: Path) -> No
     assert (again.created_at, again.files, again.repeats) == (first.created_at, first.files, 3)
 
 
+@pytest.mark.parametrize(("begun", "repeats"), [(None, 1), (0, 1), (1, 2), (2, 3)])
+def test_repeats_that_were_begun_are_not_left_out(
+    tmp_path: Path, begun: int | None, repeats: int
+) -> None:
+    folder = tmp_path / "run"
+    open_folder(folder, manifest(repeats=5), {})
+    if begun is not None:
+        raw_folder(folder, "tree", begun).mkdir(parents=True)
+    assert open_folder(folder, manifest(repeats=1), {}).repeats == repeats
+    assert Manifest.read(folder).repeats == repeats
+
+
+def test_what_killed_runs_left_becomes_known_and_nothing_else(tmp_path: Path) -> None:
+    """One run ended and was changed since; one was killed while it replaced an older one."""
+    folder = tmp_path / "run"
+    open_folder(folder, manifest(), {"scenario.yaml": b""})
+    for side, names in (("plain", ("requests.jsonl", "run.json")), ("tree", ("requests.jsonl",))):
+        raw_folder(folder, side, 0).mkdir(parents=True)
+        for name in names:
+            (raw_folder(folder, side, 0) / name).write_text('{"complete": true}')
+    before = manifest().as_of_now(folder)
+    (raw_folder(folder, "plain", 0) / "requests.jsonl").write_text("changed")
+    killed = raw_folder(folder, "tree", 0)
+    (killed / "requests.jsonl").rename(killed / "requests-0.jsonl")
+    after = before.with_killed_runs(folder)
+    ours = "raw/plain/0/requests.jsonl"
+    assert after.files[ours] == before.files[ours]
+    assert after.files.keys() - before.files.keys() == {"raw/tree/0/requests-0.jsonl"}
+    assert before.files.keys() - after.files.keys() == {"raw/tree/0/requests.jsonl"}
+    assert after.incomplete == ("tree/0: it was killed",)
+
+
 def test_files_are_hashed_where_they_lie(tmp_path: Path) -> None:
     open_folder(tmp_path / "run", manifest(), {"scenario.yaml": b"", "inputs/a.jsonl": b"{}\n"})
     raw = raw_folder(tmp_path / "run", "plain", 0)

@@ -91,19 +91,38 @@ def test_tails_are_compared_at_the_highest_percentile_of_both(tmp_path: Path) ->
 
 
 def test_different_greedy_outputs_are_a_failure(tmp_path: Path) -> None:
+    """Where plain decoding's repeats agree."""
     plain = [answer(10.0 + k, index=k) for k in range(10)]
     fast = [replace(r, text_sha256="else") if r.index in (3, 7) else r for r in plain]
     fast[1] = replace(fast[1], text_sha256="sampled", temperature=0.7)
-    summary = two_sides(tmp_path, open_loop(), plain, fast)
+    runs = {
+        (side, repeat): RawRun(tuple(records))
+        for side, records in (("plain", plain), ("fast", fast))
+        for repeat in range(2)
+    }
+    summary = summarise(write_folder(tmp_path / "f", open_loop(), runs))
     found = summary["outputs"]["sides"]["fast"]
-    assert (found["pairs"], found["different"], found["beyond_control"]) == (9, 2, True)
+    assert (found["pairs"], found["different"], found["beyond_control"]) == (18, 4, True)
     assert found["examples"] == [[0, 3, 0], [0, 7, 0]]
     (problem,) = [p for p in summary["problems"] if p["kind"] == "outputs"]
     assert problem["fatal"]
     assert problem["text"] == (
-        "fast: 2 of 9 greedy answers differ from plain's. There is no second repeat to tell whether"
-        " the target repeats itself."
+        "fast: 4 of 18 greedy answers differ from plain's. plain's own repeats differ in 0 of 10."
     )
+
+
+@pytest.mark.parametrize("num_plain", [1, 2])
+def test_without_a_control_different_outputs_are_no_failure(tmp_path: Path, num_plain: int) -> None:
+    """There is one repeat, or the second one has no answer in common with it."""
+    plain = tuple(answer(10.0 + k, index=k) for k in range(10))
+    fast = tuple(replace(r, text_sha256="else") for r in plain)
+    later = tuple(answer(10.0 + k, index=20 + k) for k in range(10))
+    runs = {("plain", 0): RawRun(plain), ("fast", 0): RawRun(fast)}
+    if num_plain == 2:
+        runs |= {("plain", 1): RawRun(later), ("fast", 1): RawRun(later)}
+    summary = summarise(write_folder(tmp_path / "f", open_loop(), runs))
+    assert summary["outputs"]["sides"]["fast"]["different"] == 10
+    assert [p["fatal"] for p in summary["problems"] if p["kind"] == "outputs"] == [False]
 
 
 def test_outputs_differ_no_more_than_plain_decoding_from_itself(tmp_path: Path) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+import pytest
 from rich.console import Console
+from run_folders import answer, failed
 from small_scenarios import write_scenario
 
 from specstack_loadtest.progress import Snapshot, line_of, live_display, table_of
 from specstack_loadtest.scenario_file import load_scenario
+from specstack_loadtest.watch import Watch
 
 PHASES = ("1 user", "2 users")
 FULL = Snapshot(14.2, 1, 0.7, 31, 1, 2, 87.6, 0.1234, 4)
@@ -54,3 +57,22 @@ def test_without_a_terminal_a_line_comes_now_and_then(tmp_path: Path) -> None:
         for _ in range(20):
             report(FULL)
     assert out.getvalue().splitlines() == [line_of("goodput", PHASES, FULL)]
+
+
+def test_what_is_done_of_a_number_of_conversations_counts_their_turns(tmp_path: Path) -> None:
+    """The second of four fails at its first turn: no other comes."""
+    path = write_scenario(
+        tmp_path, {"kind": "closed", "users": 1}, {"requests": 4}, workload={"turns": 2}
+    )
+    watch = Watch(load_scenario(path), tmp_path)
+    records = [
+        answer(0.0, index=0), answer(1.0, index=0, turn=1), failed(2.0, index=1),
+        answer(3.0, index=2), answer(4.0, index=2, turn=1),
+        answer(5.0, index=3), answer(6.0, index=3, turn=1),
+    ]  # fmt: skip
+    shares = []
+    with (tmp_path / "requests-0.jsonl").open("w") as file:
+        for record in records:
+            print(record.as_line(), file=file, flush=True)
+            shares.append(watch.look(record.end_s, None).share_done)
+    assert shares == pytest.approx([0.125, 0.25, 0.5, 0.625, 0.75, 0.875, 1.0])

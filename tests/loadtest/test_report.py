@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from run_folders import RawRun, Speed, answer, closed, failed, open_loop, simulated, write_folder
 
-from specstack_loadtest import words
+from specstack_loadtest import headlines, words
 from specstack_loadtest.looks import colors_of
 from specstack_loadtest.plots import all_plots
 from specstack_loadtest.report import embedded, page, write_report
@@ -84,7 +84,7 @@ def concluded(*judged: str | None) -> str:
             for k, verdict in enumerate(judged) if verdict is not None
         ],
     }  # fmt: skip
-    ((side, said),) = words.conclusions(summary)
+    ((side, said),) = headlines.conclusions(summary)
     assert side == "fast"
     return said.split(". ")[0].removesuffix(".")
 
@@ -134,7 +134,7 @@ def test_an_interrupted_comparison_says_how_far_it_came(tmp_path: Path) -> None:
         for side, speed in {"plain": Speed(), "goodput": Speed(budget=3)}.items()
     }
     scenario = closed(users=(1, 2, 4, 8, 16), seconds=30, warmup=5)
-    (concluded,) = words.conclusions(summarise(write_folder(tmp_path / "f", scenario, runs)))
+    (concluded,) = headlines.conclusions(summarise(write_folder(tmp_path / "f", scenario, runs)))
     assert concluded[1].startswith(
         "faster than plain at 1 and 2 users; not compared at 3 of 5 loads (4, 8 and 16 users)."
     )
@@ -181,7 +181,10 @@ def test_embedded_json_cannot_end_its_element() -> None:
 def test_problems_stand_in_a_red_box_at_the_top(tmp_path: Path) -> None:
     plain = tuple(answer(10.0 + k, index=k) for k in range(20))
     fast = (*(replace(r, text_sha256="else") for r in plain[:3]), failed(15.0, index=3), *plain[4:])
-    runs = {("plain", 0): RawRun(plain), ("fast", 0): RawRun(fast, complete=False, reason="killed")}
+    runs = {
+        ("plain", 0): RawRun(plain), ("plain", 1): RawRun(plain),
+        ("fast", 0): RawRun(fast, complete=False, reason="killed"),
+    }  # fmt: skip
     folder = write_folder(tmp_path / "f", open_loop(), runs)
     write_summary(folder)
     text = write_report(folder).read_text()
@@ -368,9 +371,12 @@ def two_sides(one: str, other: str) -> dict[str, Any]:
 
 
 def test_a_side_that_nothing_is_known_of_comes_last() -> None:
-    sides = [side for side, _ in words.conclusions(two_sides("unknown", "slower"))]
+    sides = [side for side, _ in headlines.conclusions(two_sides("unknown", "slower"))]
     assert sides == ["other", "one"]
-    assert [side for side, _ in words.conclusions(two_sides("slower", "same"))] == ["other", "one"]
+    assert [side for side, _ in headlines.conclusions(two_sides("slower", "same"))] == [
+        "other",
+        "one",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -381,4 +387,68 @@ def test_a_side_that_nothing_is_known_of_comes_last() -> None:
 def test_what_is_not_known_is_not_denied(verdict: str, said: str) -> None:
     summary = two_sides("same", verdict)
     by_side = {found["side"]: found for found in summary["comparisons"]}
-    assert words._headline(summary, [], by_side) == said
+    assert headlines._headline(summary, [], by_side) == said
+
+
+def estimate(low: float | None, high: float | None) -> dict[str, float | None]:
+    """Its value lies in the middle; None: it has no interval."""
+    if low is None or high is None:
+        return {"value": 1.0, "low": None, "high": None}
+    return {"value": (low + high) / 2, "low": low, "high": high}
+
+
+def alone(users: int | None, **found: tuple[float | None, float | None]) -> str:
+    """The headline of sides without a baseline, by tokens/s (users) or time to the answer."""
+    one = estimate(1.0, 1.0)
+    results = [
+        {
+            "side": side, "phase": 0,
+            "tokens_per_s": estimate(*ends) if users else one,
+            "e2e_ms": {"mean": one if users else estimate(*ends)},
+        }
+        for side, ends in found.items()
+    ]  # fmt: skip
+    return headlines._headline({"baseline": None, "phases": [{"users": users}]}, results, {})
+
+
+@pytest.mark.parametrize(
+    ("users", "found", "said"),
+    [
+        (4, {"a": (95, 105), "b": (96, 106)}, "b and a are the same within noise."),
+        (4, {"a": (95, 105), "b": (106, 110)}, "b gives most tokens/s."),
+        (4, {"a": (95, 105), "b": (96, 106), "c": (80, 90)},
+         "b and a are the same within noise, ahead of c."),
+        (4, {"a": (95, 105), "b": (None, None)}, "measured too briefly to say."),
+        (None, {"a": (95, 105), "b": (96, 106)}, "a and b are the same within noise."),
+        (None, {"a": (95, 105), "b": (106, 110)}, "a answers soonest."),
+        (4, {"a": (95, 105)}, ""),
+    ],
+)  # fmt: skip
+def test_without_a_baseline_the_best_side_is_named_where_intervals_tell(
+    users: int | None, found: dict[str, tuple[float | None, float | None]], said: str
+) -> None:
+    assert alone(users, **found) == said
+
+
+@pytest.mark.parametrize(
+    ("by", "one", "other", "said"),
+    [
+        ("tokens_per_s", (1.2, 1.4), (1.3, 1.5),
+         "other and one are faster than plain and the same within noise."),
+        ("tokens_per_s", (1.2, 1.4), (1.5, 1.6), "other gives most tokens/s."),
+        ("e2e_ms", (-90.0, -70.0), (-80.0, -60.0),
+         "one and other are faster than plain and the same within noise."),
+        ("e2e_ms", (-90.0, -70.0), (-60.0, -50.0), "one answers soonest."),
+    ],
+)  # fmt: skip
+def test_of_several_faster_sides_the_best_is_named_where_intervals_tell(
+    by: str, one: tuple[float, float], other: tuple[float, float], said: str
+) -> None:
+    by_side = {
+        side: {
+            "side": side, "verdict": "faster", "by": by, "tokens_per_s_ratio": estimate(*ends),
+            "paired": {"e2e_ms": {"difference": estimate(*ends)}},
+        }
+        for side, ends in (("one", one), ("other", other))
+    }  # fmt: skip
+    assert headlines._headline({"baseline": "plain"}, [], by_side) == said

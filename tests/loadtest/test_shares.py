@@ -59,6 +59,38 @@ def test_each_conversation_of_a_closed_loop_is_handed_out_once(
     assert sorted(found) == list(range(requests))
 
 
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
+def test_workers_without_a_user_have_no_share(num_workers: int) -> None:
+    """By requests: all that there are, and all workers are done."""
+    found = []
+    for worker in range(num_workers):
+        share = ClosedShare(closed([2], {"requests": 8}), Start(0.0, worker, num_workers))
+        assert share.is_done(0.0) == (worker >= 2)
+        while taken := share.take(1.0):
+            share.leave()
+            found.append(taken[1])
+        assert share.is_done(1.0)
+    assert sorted(found) == list(range(8))
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
+def test_a_phase_with_few_users_leaves_no_index_out(num_workers: int) -> None:
+    """By seconds, one user and then four: the first questions are the same."""
+    scenario = closed([1, 4], {"seconds": 10})
+    shares = [ClosedShare(scenario, Start(0.0, w, num_workers)) for w in range(num_workers)]
+    for now_s, number, num in ((1.0, 0, 6), (11.0, 1, 60)):
+        found = []
+        for _ in range(num):
+            for share in shares:
+                if taken := share.take(now_s):
+                    assert taken[0].number == number
+                    found.append(taken[1])
+                    share.leave()
+        assert sorted(found) == list(range(len(found)))
+        assert len(found) == num * min(num_workers, (1, 4)[number])
+    assert all(share.is_done(20.0) for share in shares)
+
+
 def test_a_phase_counts_its_own_conversations() -> None:
     share = ClosedShare(closed([2, 1, 3], {"seconds": 10}), Start(0.0, 0, 1))
     assert share.take(-0.1) is None

@@ -10,9 +10,11 @@ import click
 import pytest
 
 from specstack.applications import PLAIN_OVERRIDES
+from specstack_dsl import PlanError
 from specstack_loadtest import sides
-from specstack_loadtest.compare import turns
-from specstack_loadtest.sides import pipeline_sides, url_side
+from specstack_loadtest.compare import Comparison, turns
+from specstack_loadtest.folder import Manifest
+from specstack_loadtest.sides import Side, pipeline_sides, url_side
 
 
 @pytest.fixture
@@ -67,6 +69,30 @@ def test_sides_that_cannot_be_told_apart_are_refused(
 ) -> None:
     with pytest.raises(click.ClickException, match=words):
         pipeline_sides([text.format(pipelines[0]) for text in given], (), plain=True)
+
+
+def test_a_pipeline_that_cannot_run_here_is_refused_before_any_is_started(
+    pipelines: tuple[str, str], tmp_path: Path
+) -> None:
+    wrong = tmp_path / "wrong.yaml"
+    text = Path(pipelines[0]).read_text()
+    wrong.write_text(text.replace("some/model", "./no-such-folder"))
+    with pytest.raises(PlanError, match="no-such-folder"):
+        pipeline_sides((pipelines[0], str(wrong)), (), plain=True)
+
+
+def test_a_side_that_does_not_start_was_not_killed(tmp_path: Path) -> None:
+    def start(log: Path) -> Any:
+        raise click.ClickException("the server ended")
+
+    manifest = Manifest(
+        kind="compare", scenario={}, sides=("a",), baseline=None, repeats=1, side_facts={},
+        num_workers=1, command="",
+    )  # fmt: skip
+    comparison = Comparison(tmp_path, manifest, {"scenario.yaml": b""}, (Side("a", {}, start),))
+    with pytest.raises(click.ClickException, match="the server ended"):
+        comparison.run(lambda title: lambda snapshot: None, print)
+    assert Manifest.read(tmp_path).incomplete == ()
 
 
 def test_every_repeat_begins_with_another_side() -> None:

@@ -186,6 +186,92 @@ def test_prompts_that_another_side_left_in_the_cache_are_said(
     assert found == ([] if flushed else [False])
 
 
+@pytest.mark.parametrize(("flushed", "said"), [((True, True), 0), ((True, False), 1)])
+def test_prompts_that_a_repeat_left_in_the_cache_are_said(
+    tmp_path: Path, flushed: tuple[bool, bool], said: int
+) -> None:
+    runs = {
+        ("a", repeat): RawRun((answer(10.0),), cache_flushed=one)
+        for repeat, one in enumerate(flushed)
+    }
+    folder = write_folder(tmp_path / "f", closed(), runs, baseline=None)
+    found = [p for p in summarise(folder)["problems"] if p["kind"] == "cache"]
+    assert [p["fatal"] for p in found] == [False] * said
+    assert all(p["text"].startswith("a: 2 runs on one server") for p in found)
+
+
+@pytest.mark.parametrize(("key", "fatal"), [("version", True), ("plan_hash", True), ("url", False)])
+def test_repeats_on_different_servers_are_not_one_side(
+    tmp_path: Path, key: str, fatal: bool
+) -> None:
+    server = {"version": "1", "model_path": "m", "dtype": "float32"}
+    runs = {
+        ("a", repeat): RawRun((answer(10.0),), server={**server, **told})
+        for repeat, told in enumerate(({}, {key: "2"}, {}))
+    }
+    runs["b", 0] = RawRun((answer(10.0),), server={**server, "version": "3"})
+    runs["a", 3] = RawRun((answer(10.0),))  # says nothing of itself
+    summary = summarise(write_folder(tmp_path / "f", closed(), runs, baseline=None))
+    found = [p for p in summary["problems"] if p["kind"] == "server"]
+    assert [p["fatal"] for p in found] == [True] * fatal
+    assert all(p["text"].startswith(f"a: its runs were of different servers ({key}") for p in found)
+
+
+def test_requests_of_the_warmup_that_failed_are_said(tmp_path: Path) -> None:
+    records = (
+        failed(1.0, index=0, warmup=True), failed(2.0, index=1, warmup=True),
+        answer(11.0, index=2), failed(12.0, index=3),
+    )  # fmt: skip
+    for name, given in (("one", records), ("other", records[2:])):
+        runs = {("a", 0): RawRun(given)}
+        summary = summarise(write_folder(tmp_path / name, closed(), runs, baseline=None))
+        texts = [p["text"] for p in summary["problems"] if p["kind"] == "errors" and p["fatal"]]
+        assert texts[0].startswith("a, 2 users: 1 of 2 requests failed")
+        assert texts[1:] == ["a, repeat 1: 2 requests of the warm-up failed."] * (name == "one")
+
+
+def test_what_the_client_broke_off_did_not_fail(tmp_path: Path) -> None:
+    """Of a run that was interrupted at 25 s: what had arrived of it counts, as of any answer."""
+    records = (
+        *(answer(11.0 + k, index=k) for k in range(14)),
+        *(failed(24.6, "cancelled", index=k, chunks=2, end_s=25.0) for k in (14, 15)),
+    )
+    run = RawRun(records, complete=False, reason="interrupted")
+    folder = write_folder(tmp_path / "f", closed(), {("a", 0): run}, baseline=None)
+    summary = summarise(folder)
+    (result,) = summary["results"]
+    requests = result["requests"]
+    assert (requests["measured"], requests["failed"], requests["errors"]) == (14, 0, {})
+    assert result["good"]["share"]["value"] == 1
+    assert result["measured_s"] == 15
+    assert result["tokens_per_s"]["value"] == pytest.approx((14 * 4 + 2 * 2) / 15, rel=1e-5)
+    assert [p["kind"] for p in summary["problems"] if p["fatal"]] == ["run"]
+
+
+def test_a_run_that_was_killed_counts_what_its_workers_left(tmp_path: Path) -> None:
+    records = [answer(10.0 + 0.25 * k, index=k) for k in range(60)]
+    folder = write_folder(
+        tmp_path / "f", closed(), {("a", 0): RawRun(tuple(records), samples=idle_client(25))},
+        baseline=None,
+    )  # fmt: skip
+    whole = summarise(folder)["results"][0]
+    raw = folder / "raw/a/0"
+    (raw / "run.json").unlink()
+    (raw / "requests.jsonl").unlink()
+    (raw / "client.jsonl").rename(raw / "client-0.jsonl")
+    for worker in range(2):
+        text = "".join(record.as_line() + "\n" for record in records[worker::2])
+        (raw / f"requests-{worker}.jsonl").write_text(text + '{"phase": 0, "ind')
+    summary = summarise(folder)
+    (result,) = summary["results"]
+    assert result["requests"] == whole["requests"]
+    assert result["ttft_ms"] == whole["ttft_ms"]
+    assert result["client"]["sentence"] == "The client kept up."
+    assert "a, repeat 1: the run ended early (it was killed), after 25 s." in [
+        p["text"][:61] for p in summary["problems"] if p["fatal"]
+    ]
+
+
 def test_a_run_that_ended_early_counts_until_then(tmp_path: Path) -> None:
     """Dead at 25 s: half of the measured part."""
     records = tuple(answer(10.0 + 0.25 * k, index=k) for k in range(60))

@@ -175,6 +175,50 @@ e.identify({"plan_hash": "i", "drafter": "d", "tree": "t", "verify": "v", "budge
     assert got['specstack_head_info{digest="0123",form="block",place="drafter"}'] == 1
 
 
+def test_what_was_counted_before_is_looked_up_no_more(tmp_path: Path) -> None:
+    """Neither the children of the metrics nor the name of the cost table."""
+    script = """
+from prometheus_client.metrics import MetricWrapperBase
+from specstack.budget.costs import CostKey
+from specstack.simulation.profiles import qwen3_8b_h100
+controller.costs.use(qwen3_8b_h100().costs)
+e = exporter(drafters=("block", "ngram"))
+def again():
+    per_drafter = dict(drafts_per_drafter=(2, 1), correct_per_drafter=(1, 0))
+    count(e, record((2, 1), (2, 0), step_seconds=0.1, **per_drafter), plain=(2, 0.1))
+    e.decided(1e-5)
+again()
+MetricWrapperBase.labels = CostKey.digest = None
+again()
+"""
+    got = scraped(tmp_path, script)
+    assert got['specstack_rounds_total{draft_budget="4",reason="fixed"}'] == 2
+    assert got['specstack_spec_decode_num_draft_tokens_per_drafter_total{drafter="block"}'] == 4
+    assert got['specstack_spec_decode_num_draft_tokens_per_drafter_total{drafter="ngram"}'] == 2
+
+
+def test_the_cost_table_in_use_is_the_one_that_is_named(tmp_path: Path) -> None:
+    script = """
+from specstack.simulation.profiles import qwen3_8b_h100
+table = qwen3_8b_h100().costs
+e = exporter()
+count(e, record())
+for source in ("file", "measured"):
+    controller.costs.use(table, source)
+    count(e, record())
+controller.costs.use(table.model_copy(), "measured")
+count(e, record())
+controller.costs.use(table.model_copy(update={"key": table.key.model_copy(update={"dtype": "?"})}))
+count(e, record())
+"""
+    got = scraped(tmp_path, script)
+    named = sorted(
+        (value, "none" in name, "file" in name)
+        for name, value in got.items() if name.startswith("specstack_cost_table_info")
+    )  # fmt: skip
+    assert named == [(0, False, False), (0, False, True), (0, True, False), (1, False, False)]
+
+
 def test_requests_that_all_opted_out_are_no_time_off(tmp_path: Path) -> None:
     """Off is what the policy chose."""
     got = scraped(tmp_path, "count(exporter(), record(opted_out=2, reason='idle', budget=0))")

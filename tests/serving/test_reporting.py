@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,13 +27,14 @@ class Outcome:
 
     seconds = 0.01
 
-    def record(self, ended: list[bool]) -> RoundRecord:
-        return RoundRecord(
+    def record(self, ended: list[bool], **known: Any) -> RoundRecord:
+        self.made = RoundRecord(
             num_requests=1, num_opted_out=0, num_drafting=0, draft_budget=0, reason="fixed",
             num_draft_tokens=1, nodes_per_depth=(), draft_seconds=0.0, build_seconds=0.0,
             verify_seconds=0.01, accept_seconds=0.0, num_correct=(0,), num_drafts=(0,),
-            ended=tuple(map(int, ended)),
+            ended=tuple(map(int, ended)), **known,
         )  # fmt: skip
+        return self.made
 
 
 class Listener(RoundExporter):
@@ -102,6 +104,19 @@ def test_reports_follow_the_rounds_although_counts_come_later(clock: Clock) -> N
     assert [report.record.ended for report in listener.reports] == [(0,), (1,)]
     assert [report.record.num_emitted for report in listener.reports] == [1, 0]
     assert listener.reports[0].record.request_ids == ("a",)
+
+
+def test_a_record_is_made_once_with_what_the_engine_knew(clock: Clock) -> None:
+    reporter, listener = make_reporter()
+    load = replace(LOAD, num_queued=3, kv_usage=0.25)
+    outcome: Any = Outcome()
+    reporter.decide(load)
+    reporter.ran(outcome, load, lambda: [False], is_eager_fallback=False)
+    reporter.verified([0])
+    record = listener.reports[0].record
+    assert record is outcome.made
+    assert (record.request_ids, record.context_lens) == (("a",), (5,))
+    assert (record.num_queued, record.kv_usage, record.step_seconds) == (3, 0.25, None)
 
 
 def test_another_ranks_budget_is_taken_and_reported(clock: Clock) -> None:

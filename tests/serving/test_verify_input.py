@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -171,6 +172,13 @@ def test_packing_keeps_live_nodes_in_order_and_gives_dead_ones_their_roots_row(
         for n in range(nodes):
             row = (b, n) if (b, n) in kept else (b, 0)
             assert int(packed.rows[b, n]) == kept.index(row)
+
+
+def test_roots_alone_are_all_computed_without_a_look_at_what_lives() -> None:
+    tree = replace(DraftTree.root_only(torch.arange(3)), num_nodes=torch.zeros(3))
+    packed = pack_nodes(tree, ragged=True)
+    assert packed.computed is None
+    assert packed.rows.tolist() == [[0], [1], [2]]
 
 
 @pytest.mark.parametrize("window_mask", [True, False])

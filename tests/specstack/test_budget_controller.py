@@ -113,6 +113,22 @@ def test_a_forecast_knows_tokens_and_time_of_every_side() -> None:
     assert seconds == pytest.approx(0.027, rel=0.1), "24 ms and 3 of drafting, all verified"
 
 
+@pytest.mark.parametrize(("budget", "asked"), [(0, 1), (3, 2)])
+def test_sides_that_decode_plainly_share_one_forecast(
+    monkeypatch: pytest.MonkeyPatch, budget: int, asked: int
+) -> None:
+    control = controller(Spy(Budget(budget, "x")), Spy(Budget(0, "off")))
+    control.next(LOAD)
+    times: list[Any] = []
+    step_ms = control.costs.step_ms
+    monkeypatch.setattr(control.costs, "step_ms", lambda *a: times.append(a) or step_ms(*a))
+    sides = control.observe(a_round(Budget(budget, "x"))).sides
+    assert len(times) == asked
+    assert set(sides) == {"measured", "predicted", "plain", "shadow"}
+    assert sides["shadow"] == sides["plain"]
+    assert (sides["predicted"] == sides["plain"]) is (budget == 0)
+
+
 def test_a_price_makes_a_cheaper_forecast() -> None:
     control = controller(Spy(Budget(3, "x")), Spy(Budget(3, "x", min_survival=0.3)))
     for _ in range(2):

@@ -169,6 +169,26 @@ def test_plain_decoding_ages_the_window_but_never_empties_it():
     np.testing.assert_allclose(window.expected()[0], known, rtol=0.2)
 
 
+def test_plain_decoding_at_the_floor_leaves_what_was_worked_out():
+    window = SurvivalWindow(BUDGETS)
+    drafted = record(3, chain_rows([0.9] * 4, 3), [3] * 4)
+    plain = record(0, np.zeros((4, 0), np.float32), [0] * 4)
+    for _ in range(100):
+        window.observe(drafted)
+    young, _ = window.expected()
+    window.observe(plain)
+    assert window.expected()[0] is not young, "it ages above the floor"
+    for _ in range(1000):
+        window.observe(plain)
+    old, curve = window.expected()[0], window.curve
+    window.observe(plain)
+    assert window.expected()[0] is old
+    assert window.curve is curve
+    window.observe(drafted)
+    assert window.expected()[0] is not old
+    assert window.curve is not curve
+
+
 def test_a_request_factor_finds_the_request_that_fails():
     rng, window = np.random.default_rng(4), SurvivalWindow(BUDGETS)
     for _ in range(200):

@@ -172,6 +172,9 @@ def test_tokens_go_to_those_that_read_them() -> None:
     merged, alone = merge.propose(batch_of(0), 4), ngram.propose(batch_of(0), 4)
     assert torch.equal(merged.tokens, alone.tokens)
     assert merged.sources.unique().tolist() == [2]
+    ngram.begin(1, [1, 2, 3])
+    merge.forget()
+    assert ngram._slots == {}
     assert not MergeDrafter([Recorder(FeatureNeeds((0,), ()))] * 2, DEPTH).needs_tokens
     assert MergeDrafter([ngram, ngram], DEPTH).needs is None
 

@@ -14,6 +14,9 @@ from specstack.drafters.continuations import Continuations
 from specstack.drafters.ngram import NgramDrafter, match_weight
 from specstack.drafters.shared_history import SharedHistory
 from specstack.drafters.suffix_index import SEPARATOR, SuffixIndex
+from specstack.round import Speculator
+from specstack.trees.chain import ChainBuilder
+from specstack.verify.greedy import GreedyRule
 
 texts = st.lists(st.integers(0, 3), min_size=0, max_size=200)
 
@@ -215,6 +218,27 @@ def test_shared_tokens_serve_later_requests_up_to_the_end_of_each_history():
     drafter.begin(0, [7, 8, 1, 2])  # the first request is over
     assert drafter.continue_slots([0], 4).tokens.tolist() == [[3, 4]]
     assert SEPARATOR not in drafter.continue_slots([0], 4).tokens
+
+
+def test_what_finished_requests_left_can_be_forgotten():
+    drafter = NgramDrafter(max_depth=4, shared_tokens=100)
+    drafter.begin(0, [1, 2, 3, 4])
+    drafter.begin(0, [7, 8, 1, 2, 5, 6])
+    drafter.forget()
+    for tokens in ([8, 1, 2], [9, 5, 6]):  # of the shared history, and of the slot itself
+        drafter.begin(0, tokens)
+        assert drafter.continue_slots([0], 4).tokens.shape == (1, 0)
+
+
+def test_rounds_forget_the_requests_and_what_they_emitted_last():
+    speculator = Speculator(NgramDrafter(max_depth=4), ChainBuilder(4), GreedyRule(), (1, 5))
+    speculator.begin(0, [1, 2], [])
+    speculator.emitted([0], torch.tensor([[3]]), torch.tensor([1]))
+    speculator.forget()
+    speculator.begin(1, [1, 2], [4])  # whose drafter hears nothing of slot 0
+    assert speculator.output_tokens(1) == [4]
+    with pytest.raises(KeyError):
+        speculator.output_tokens(0)
 
 
 @pytest.mark.parametrize("capacity", [2, 3, 4, 7, 40])

@@ -29,9 +29,12 @@ def walk_tree(
     """Walk all requests depth by depth. Host sync: none."""
     batch, nodes = draft_tokens.shape
     device = draft_tokens.device
+    node = torch.zeros(batch, dtype=torch.int64, device=device)
+    if max_depth == 0:
+        token = choose_token(0, node).to(torch.int64)
+        return Walk(node[:, None], torch.ones_like(node), token[:, None])
     is_live = torch.arange(nodes, device=device) < num_nodes[:, None]  # [B, N]
     live_parent = parent_index.masked_fill(~is_live, -1)
-    node = torch.zeros(batch, dtype=torch.int64, device=device)
     is_active = torch.ones(batch, dtype=torch.bool, device=device)
     accept_index = torch.full((batch, max_depth + 1), -1, dtype=torch.int64, device=device)
     emitted = torch.zeros((batch, max_depth + 1), dtype=torch.int64, device=device)
