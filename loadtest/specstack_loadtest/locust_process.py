@@ -32,7 +32,7 @@ class LocustProcess:
 
     def __init__(self, options: Sequence[str], num_workers: int, log: Path) -> None:
         """`options` come after those that say how it runs."""
-        self.command = (
+        self._command = (
             sys.executable, "-m", "locust", "--locustfile", str(LOCUSTFILE),
             "--headless", "--only-summary", "--exit-code-on-error", "0",
             *(_distributed(num_workers) if num_workers > 1 else ()), *options,
@@ -43,7 +43,7 @@ class LocustProcess:
     def __enter__(self) -> Self:
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
-                self.command,
+                self._command,
                 cwd=self._log.parent,  # where no configuration of Locust lies
                 env={**child_environment(), PARENT_VARIABLE: str(os.getpid())},
                 stdin=subprocess.DEVNULL,

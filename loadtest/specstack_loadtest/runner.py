@@ -67,8 +67,6 @@ class RunOutcome:
     opt_out: bool
     cache_flushed: bool
     """Whether the server's prefix cache was emptied before."""
-    command: tuple[str, ...]
-    """That ran Locust."""
 
 
 def run_once(
@@ -130,7 +128,6 @@ def run_once(
         dialect=served.dialect,
         opt_out=opt_out,
         cache_flushed=cache_flushed,
-        command=locust.command,
     )
     _write(folder / "run.json", asdict(outcome))
     return outcome
