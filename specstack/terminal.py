@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import IO
-
 from rich.console import Console
 
 PIPED_WIDTH = 140
 
 
-def report_console(file: IO[str] | None = None) -> Console:
-    """Standard output, or `file`; square brackets of what is printed stay what they are."""
-    console = Console(markup=False, highlight=False, file=file)
-    return console if console.is_terminal else _piped(file)
-
-
-def _piped(file: IO[str] | None) -> Console:
-    return Console(markup=False, highlight=False, file=file, width=PIPED_WIDTH)
+def report_console() -> Console:
+    """Standard output; square brackets of what is printed stay what they are."""
+    console = Console(markup=False, highlight=False)
+    if console.is_terminal:
+        return console
+    return Console(markup=False, highlight=False, width=PIPED_WIDTH)

@@ -9,10 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import numpy as np
-
 from specstack_loadtest.cell import Cell
-from specstack_loadtest.runs import Part
 from specstack_loadtest.server_view import admission_cap_of
 
 Kind = Literal["client", "admission", "kv", "load", "compute", "unknown"]
@@ -90,16 +87,7 @@ class Signs:
 
 def _share_of_time_over(num: int, cell: Cell) -> float:
     """How long the client had more requests in flight."""
-    return sum(_seconds_over(num, part) for part in cell.parts) / cell.seconds
-
-
-def _seconds_over(num: int, part: Part) -> float:
-    sent = np.sort([record.sent_s for record in part.run.records])
-    ends = np.sort([record.end_s for record in part.run.records])
-    times = [part.start_s, part.end_s, *sent, *ends]
-    edges = np.unique(np.clip(times, part.start_s, part.end_s))
-    began, ended = (np.searchsorted(found, edges[:-1], "right") for found in (sent, ends))
-    return float(np.diff(edges)[began - ended > num].sum())
+    return sum(part.seconds_over(num) for part in cell.parts) / cell.seconds
 
 
 def bound_of(signs: Signs) -> Bound:

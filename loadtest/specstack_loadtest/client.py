@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from specstack_loadtest.records import RequestRecord
+from specstack_loadtest.records import CANCELLED, RequestRecord
 from specstack_loadtest.server import Dialect, Served, authorization, base_url
 from specstack_loadtest.workload import Turn
 
@@ -23,8 +23,6 @@ Messages = Sequence[dict[str, str]]
 TimeLimit = Callable[[float], AbstractContextManager[Any]]
 """(seconds) -> context that raises httpx.ReadTimeout in its block when they are over."""
 
-CANCELLED = "cancelled"
-"""Kind of the error of a request that the client gave up because the run was stopped."""
 MAX_DETAIL = 200
 CONNECT_S = 10.0
 KEEP_ALIVE_S = 2.0

@@ -80,7 +80,7 @@ def _errors(summary: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def _warmups(summary: Mapping[str, Any]) -> Iterator[Problem]:
-    """Failures of whole runs that no result counts."""
+    """Failures of whole runs that no result counts: of the warm-up, or of turns after the end."""
     for run in summary["runs"]:
         counted = sum(
             part["failed"]
@@ -94,7 +94,7 @@ def _warmups(summary: Mapping[str, Any]) -> Iterator[Problem]:
                 "errors",
                 True,
                 f"{run['side']}, repeat {run['repeat'] + 1}: {num}"
-                f" request{'s' if num > 1 else ''} of the warm-up failed.",
+                f" request{'s' if num > 1 else ''} outside the measured part failed.",
             )
 
 

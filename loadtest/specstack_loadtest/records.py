@@ -12,6 +12,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+CANCELLED = "cancelled"
+"""Kind of the error of a request that the client gave up because the run was stopped."""
+
 
 @dataclass(frozen=True)
 class RequestRecord:

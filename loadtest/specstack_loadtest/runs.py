@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from specstack_loadtest.answers import token_arrivals
 from specstack_loadtest.arrivals import Phase
-from specstack_loadtest.client import CANCELLED
 from specstack_loadtest.estimates import Floats, Stretches
 from specstack_loadtest.folder import KILLED, raw_folder
-from specstack_loadtest.records import RequestRecord, read_records
+from specstack_loadtest.records import CANCELLED, RequestRecord, read_records
 from specstack_loadtest.tail import CLIENT, REQUESTS, worker_files
 
 STRETCH_S = 5.0
@@ -170,15 +170,22 @@ class Part:
 
     def in_flight(self) -> tuple[float, int]:
         """Requests that were sent and not answered: mean over time, and most."""
-        sent = np.array([r.sent_s for r in self.run.records])
-        ends = np.array([r.end_s for r in self.run.records])
-        held = np.clip(ends, self.start_s, self.end_s) - np.clip(sent, self.start_s, self.end_s)
-        inside = held > 0
-        steps = sorted(
-            [(max(at, self.start_s), 1) for at in sent[inside]] + [(at, -1) for at in ends[inside]]
-        )  # at equal times an end comes before a start
-        most = int(np.cumsum([step for _, step in steps]).max(initial=0))
-        return float(held.sum() / self.seconds), most
+        seconds, num = self._in_flight_stretches()
+        return float(seconds @ num / self.seconds), int(num.max(initial=0))
+
+    def seconds_over(self, num_in_flight: int) -> float:
+        """How long more requests than that were in flight."""
+        seconds, num = self._in_flight_stretches()
+        return float(seconds[num > num_in_flight].sum())
+
+    def _in_flight_stretches(self) -> tuple[Floats, NDArray[np.int64]]:
+        """Seconds in which nobody came or went, and how many requests were in flight in them."""
+        sent = np.sort([record.sent_s for record in self.run.records])
+        ends = np.sort([record.end_s for record in self.run.records])
+        times = [self.start_s, self.end_s, *sent, *ends]
+        edges = np.unique(np.clip(times, self.start_s, self.end_s))
+        began, ended = (np.searchsorted(at, edges[:-1], "right") for at in (sent, ends))
+        return np.diff(edges), began - ended
 
     def scrapes(self) -> list[Scrape]:
         """Those within it."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from specstack.terminal import report_console
 
 
-def print_summary(summary: Mapping[str, Any], console: Console | None = None) -> None:
+def print_summary(summary: Mapping[str, Any]) -> None:
     """Print throughput, latencies and acceptance of every side and phase on standard output."""
-    console = console or report_console()
+    console = report_console()
     versus = {(one["side"], one["phase"]): one for one in summary["comparisons"]}
     for phase in summary["phases"]:
         shown = Table(title=f"{summary['scenario']['name']}: {phase['name']}", title_justify="left")

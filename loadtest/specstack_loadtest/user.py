@@ -20,8 +20,8 @@ from locust.env import Environment
 
 from specstack_loadtest.answers import end_to_end_s, tpot_s, ttft_s
 from specstack_loadtest.arrivals import Phase
-from specstack_loadtest.client import CANCELLED, ChatClient, Errand
-from specstack_loadtest.records import RequestRecord
+from specstack_loadtest.client import ChatClient, Errand
+from specstack_loadtest.records import CANCELLED, RequestRecord
 from specstack_loadtest.saturation import sample_client
 from specstack_loadtest.scenario import Closed, Scenario
 from specstack_loadtest.shares import Arrival, Clock, ClosedShare, Start, next_change_s, open_share

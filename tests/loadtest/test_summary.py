@@ -227,7 +227,9 @@ def test_requests_of_the_warmup_that_failed_are_said(tmp_path: Path) -> None:
         summary = summarise(write_folder(tmp_path / name, closed(), runs, baseline=None))
         texts = [p["text"] for p in summary["problems"] if p["kind"] == "errors" and p["fatal"]]
         assert texts[0].startswith("a, 2 users: 1 of 2 requests failed")
-        assert texts[1:] == ["a, repeat 1: 2 requests of the warm-up failed."] * (name == "one")
+        assert texts[1:] == ["a, repeat 1: 2 requests outside the measured part failed."] * (
+            name == "one"
+        )
 
 
 def test_what_the_client_broke_off_did_not_fail(tmp_path: Path) -> None:
